@@ -1,0 +1,3 @@
+"""Make any existing LLM agent better without changing its code."""
+
+__version__ = "1.0.0"

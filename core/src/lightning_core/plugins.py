@@ -1,0 +1,237 @@
+"""Finding and loading plugins: one by one, lazily, each fault named."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import pluggy
+
+from lightning_core import hookspecs
+from lightning_core.adapter import Adapter
+from lightning_core.backend import Backend
+from lightning_core.engine import EngineFactory
+from lightning_core.errors import PluginError
+from lightning_core.grading import RewardFunction
+from lightning_core.settings import Settings
+
+GROUP: Final = "lightning_core"
+"""The entry-point group."""
+BUILT_IN: Final = ("lightning_core.builtin",)
+"""Modules of ours that come in through the same hooks."""
+
+hookimpl = pluggy.HookimplMarker(GROUP)
+"""Marks a plugin's functions."""
+
+
+class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin that was found."""
+
+    name: str
+    """The entry point's name."""
+    module: str
+    """What it loads."""
+    distribution: str
+    """The distribution that has it."""
+    version: str
+    """That distribution's version."""
+    hooks: tuple[str, ...] = ()
+    """The hooks that it implements; empty where it could not be loaded."""
+    requires: tuple[str, ...] = ()
+    """The framework requirements of its extra `instruments`."""
+    error: str | None = None
+    """Why it could not be loaded, and the fix."""
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+class Plugins:
+    """The plugins that are loaded, and what they register."""
+
+    def __init__(self, manager: pluggy.PluginManager, found: tuple[PluginInfo, ...]) -> None:
+        self._manager = manager
+        self.found: Final = found
+
+    @property
+    def hook(self) -> Any:
+        """The hooks, to be called with keywords."""
+        return self._manager.hook
+
+    @property
+    def broken(self) -> tuple[PluginInfo, ...]:
+        """The plugins that could not be loaded."""
+        return tuple(info for info in self.found if info.error)
+
+    def adapters(self) -> dict[str, Adapter]:
+        """Adapters by name."""
+        return self._collect("adapter", self._manager.hook.lightning_register_adapters)
+
+    def backends(self) -> dict[str, Backend]:
+        """Backends by name."""
+        return self._collect("backend", self._manager.hook.lightning_register_backends)
+
+    def engines(self) -> dict[str, EngineFactory]:
+        """Engine factories by name."""
+        return self._collect("engine", self._manager.hook.lightning_register_engines)
+
+    def rewards(self) -> dict[str, RewardFunction]:
+        """Reward functions by name."""
+        found: dict[str, tuple[str, RewardFunction]] = {}
+        for plugin, result in self._results(self._manager.hook.lightning_register_rewards):
+            for name, function in result.items():
+                _add(found, "reward", name, plugin, function)
+        return {name: function for name, (_, function) in sorted(found.items())}
+
+    def _collect(self, kind: str, caller: pluggy.HookCaller) -> dict[str, Any]:
+        found: dict[str, tuple[str, Any]] = {}
+        for plugin, result in self._results(caller):
+            for item in result:
+                _add(found, kind, item.name, plugin, item)
+        return {name: item for name, (_, item) in sorted(found.items())}
+
+    def _results(self, caller: pluggy.HookCaller) -> Iterable[tuple[str, Any]]:
+        """Each plugin's results, asked one by one so that a fault names its plugin."""
+        plugins = {impl.plugin_name: impl.plugin for impl in caller.get_hookimpls()}
+        for name in plugins:
+            others = [plugin for other, plugin in plugins.items() if other != name]
+            try:
+                results = self._manager.subset_hook_caller(caller.name, others)()
+            except Exception as error:
+                raise PluginError(
+                    f"plugin `{name}`: hook `{caller.name}` raised {type(error).__name__}: {error};"
+                    " leave it out with `LIGHTNING_CORE_PLUGINS=` naming the others"
+                ) from error
+            for result in results:
+                yield name, result
+
+
+def _add(found: dict[str, tuple[str, Any]], kind: str, name: str, plugin: str, item: Any) -> None:
+    if name in found:
+        raise PluginError(
+            f"{kind} `{name}` is registered by plugin `{found[name][0]}` and by plugin `{plugin}`;"
+            " narrow with `LIGHTNING_CORE_PLUGINS=a,b` or uninstall one"
+        )
+    found[name] = (plugin, item)
+
+
+def load(
+    settings: Settings | None = None,
+    *,
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    write: Callable[[str], object] | None = None,
+) -> Plugins:
+    """Load the built-in and the installed plugins.
+
+    Args:
+        settings: which plugins, and whether hook calls are printed; by default from the environment.
+        entry_points: what to load in place of what is installed.
+        write: where the trace of hook calls goes; standard error by default.
+
+    Raises:
+        PluginError: a plugin that was asked for by name is missing or broken; two plugins have one name;
+            a plugin implements a hook that does not exist.
+    """
+    settings = settings or Settings.from_environ()
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    if settings.trace_plugins:
+        manager.trace.root.setwriter(write or sys.stderr.write)
+        manager.enable_tracing()
+    for module in BUILT_IN:
+        manager.register(importlib.import_module(module), name=module)
+
+    points: dict[str, importlib.metadata.EntryPoint] = {}
+    for point in (
+        importlib.metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    ):
+        other = points.get(point.name)
+        if other is not None and (other.value, _owner(other)) != (point.value, _owner(point)):
+            raise PluginError(
+                f"plugin `{point.name}` comes from `{_owner(other)[0]}` and from `{_owner(point)[0]}`;"
+                " uninstall one of them"
+            )
+        points[point.name] = point
+
+    asked = settings.plugins
+    for name in asked or ():
+        if name not in points:
+            raise PluginError(
+                f"plugin `{name}` is named in `LIGHTNING_CORE_PLUGINS` but not installed;"
+                f" installed are {', '.join(f'`{p}`' for p in sorted(points)) or 'none'}"
+            )
+    found = [
+        _load_one(manager, point, must=asked is not None)
+        for name, point in sorted(points.items())
+        if asked is None or name in asked
+    ]
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(f"{error}; `docs/hooks.md` lists the hooks that exist") from error
+    return Plugins(manager, tuple(found))
+
+
+def _load_one(
+    manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, *, must: bool
+) -> PluginInfo:
+    distribution, version = _owner(point)
+    info = PluginInfo(
+        name=point.name,
+        module=point.value,
+        distribution=distribution,
+        version=version,
+        requires=requirements(distribution, "instruments"),
+    )
+    try:
+        plugin = point.load()
+        manager.register(plugin, name=point.name)
+    except (
+        Exception
+    ) as error:  # Whatever a plugin raises on import must not keep the others from loading.
+        text = (
+            f"plugin `{point.name}` of `{distribution}` {version} could not be loaded:"
+            f" {type(error).__name__}: {error}; run `pip install --force-reinstall {distribution}`"
+            " or uninstall it"
+        )
+        if must:
+            raise PluginError(text) from error
+        return msgspec.structs.replace(info, error=text)
+    hooks = sorted(caller.name for caller in manager.get_hookcallers(plugin) or ())
+    return msgspec.structs.replace(info, hooks=tuple(hooks))
+
+
+def _owner(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
+
+
+def requirements(distribution: str, extra: str) -> tuple[str, ...]:
+    """The requirements of a distribution's extra, such as `langgraph>=1,<2`; empty where there are none."""
+    try:
+        lines = importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    marked: Mapping[str, str] = dict(
+        (line.partition(";")[0].strip(), line.partition(";")[2]) for line in lines
+    )
+    return tuple(
+        requirement
+        for requirement, marker in marked.items()
+        if f"extra == '{extra}'" in marker.replace('"', "'")
+    )
+
+
+@lru_cache(maxsize=1)
+def installed() -> Plugins:
+    """The plugins of this process, loaded once."""
+    return load()

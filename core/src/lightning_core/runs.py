@@ -1,0 +1,129 @@
+"""Run: one optimisation or evaluation, as a backend sees it; and what it ends in.
+
+`lightning_core.run` is the function that makes one, so this module has another name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_core.records import Json, Record
+from lightning_core.rollout import Cause, Mode
+from lightning_core.sampling import SamplingPolicy
+from lightning_core.task import Task
+from lightning_core.trace import Trace
+
+
+class RunConfig(Record, frozen=True, kw_only=True):
+    """What a run was asked to do; `runs/NAME/run.json`. Holds no key and no token."""
+
+    name: str
+    """The run's name; the folder's too."""
+    agent: str
+    """What was run: `module:attr`, `path.py:attr`, a command line, or the object's qualified name."""
+    created_at: float
+    """Unix time in seconds."""
+    command: tuple[str, ...] = ()
+    """The command line that made it; empty from Python."""
+    tasks: int = 0
+    """How many tasks it has."""
+    reward: str | None = None
+    """The reward function's name; None where nothing is scored."""
+    model: str | None = None
+    """The model that the run serves or names; None where the agent's own calls are observed."""
+    engine: str | None = None
+    """The engine that serves it."""
+    mode: Mode = Mode.OBSERVE
+    """What the gateway does with model calls."""
+    sampling: SamplingPolicy = SamplingPolicy()
+    """How the policy is sampled, in train and val mode."""
+    timeout: float = 600.0
+    """Seconds that one attempt may take."""
+    max_attempts: int = 2
+    """How many attempts one rollout may have."""
+    repeats: int = 1
+    """How many rollouts each task has."""
+
+
+class RunResult(Record, frozen=True, kw_only=True):
+    """What `lightning_core.run` returns."""
+
+    name: str
+    """The run's name."""
+    folder: str
+    """The run's folder."""
+    traces: tuple[Trace, ...] = ()
+    """The last attempt of each rollout, in the order of the tasks."""
+    seconds: float = 0.0
+    """Wall time of the rollouts and their grading."""
+
+    @property
+    def scored(self) -> int:
+        """How many rollouts have a scored reward."""
+        return sum(trace.reward is not None for trace in self.traces)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean of the rewards named `reward` over scored rollouts; None where none is scored."""
+        values = [trace.reward for trace in self.traces if trace.reward is not None]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def causes(self) -> Mapping[Cause, int]:
+        """How many rollouts ended by each cause."""
+        counts: dict[Cause, int] = {}
+        for trace in self.traces:
+            if trace.attempt.cause is not None:
+                counts[trace.attempt.cause] = counts.get(trace.attempt.cause, 0) + 1
+        return counts
+
+
+class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend's wish for rollouts of one task."""
+
+    task: Task
+    """The task."""
+    count: int = 1
+    """How many rollouts; they form one group."""
+    mode: Mode = Mode.TRAIN
+    """What the gateway does with their model calls."""
+    metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """The backend's own notes, such as the step."""
+
+
+class Run(ABC):
+    """One optimisation or evaluation: what a backend may ask of the core."""
+
+    config: RunConfig
+    """What was asked."""
+    folder: Path
+    """`runs/NAME`."""
+
+    @abstractmethod
+    async def tasks(self, split: str | None = None) -> Sequence[Task]:
+        """The run's tasks, with `expected`, in order; of one split where named."""
+
+    @abstractmethod
+    async def rollouts(self, requests: Sequence[RolloutRequest]) -> list[list[Trace]]:
+        """Run and grade; one inner list for each request, in order, a failed rollout among them as data."""
+
+    @abstractmethod
+    async def publish(self, folder: Path, *, version: int) -> None:
+        """Serve the weights in `folder` as policy `version` from the next call on: pause, drain, load, resume."""
+
+    @abstractmethod
+    async def log(self, metrics: Mapping[str, Json], *, step: int) -> None:
+        """Append a line to `metrics.jsonl`."""
+
+    @abstractmethod
+    def save(self, state: Mapping[str, Json]) -> None:
+        """Replace the run's saved state atomically."""
+
+    @abstractmethod
+    def load(self) -> dict[str, Any] | None:
+        """The state last saved; None at first."""

@@ -1,0 +1,32 @@
+"""SamplingPolicy: how a policy is sampled, whatever the agent asked for."""
+
+from __future__ import annotations
+
+from lightning_core.records import Record
+
+SAMPLING_FIELDS = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "typical_p", "top_a", "n", "best_of", "seed",
+        "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "logit_bias",
+        "use_beam_search", "min_tokens", "ignore_eos", "allowed_token_ids", "bad_words",
+    }
+)  # fmt: skip
+"""Request fields that change the distribution sampled from, or how often. In train and val mode those that the
+agent sent are taken out: what was sampled must be what is trained."""
+
+
+class SamplingPolicy(Record, frozen=True, kw_only=True):
+    """The sampling parameters of one mode. None leaves a field to the engine's default."""
+
+    temperature: float = 1.0
+    """Softmax temperature; 0 is greedy."""
+    top_p: float | None = None
+    """Nucleus mass."""
+    top_k: int | None = None
+    """Number of candidates."""
+    seed: int | None = None
+    """Engine seed; the gateway adds the call's index, so that equal prompts differ."""
+    max_tokens: int | None = None
+    """Upper bound on completion tokens; an agent may ask for fewer."""
+    allow_n: bool = True
+    """Whether an agent may ask for several choices; they are siblings. Else `n` is taken out."""

@@ -1,0 +1,290 @@
+"""Call, Span and Trace: what happened in one attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from lightning_core.records import Json, Record
+from lightning_core.reward import Reward, RewardScope
+from lightning_core.rollout import Attempt, Rollout
+from lightning_core.task import Task
+
+
+class TokenSource(StrEnum):
+    """Where token ids come from."""
+
+    ENGINE = "engine"
+    """From the engine that sampled them: exactly what the policy saw and said."""
+    RETOKENIZED = "retokenized"
+    """Re-made from text. A trainer refuses these unless told otherwise."""
+
+
+class CallErrorKind(StrEnum):
+    """Why a model call failed."""
+
+    BAD_REQUEST = "bad_request"
+    """The gateway could not read the request: not JSON, wrong content type, too large."""
+    STATUS = "status"
+    """The upstream answered with a status of 400 or more."""
+    REFUSED = "refused"
+    """No connection to the upstream could be made."""
+    TIMEOUT = "timeout"
+    """The upstream was silent for longer than the gateway waits."""
+    CUT = "cut"
+    """The reply ended before its end: connection closed, or a stream without its terminator."""
+    CLIENT_GONE = "client_gone"
+    """The agent closed the connection; the upstream request was cancelled."""
+    BUDGET = "budget"
+    """The attempt had used up its calls or tokens; nothing was sent upstream."""
+    DEADLINE = "deadline"
+    """The attempt's deadline passed."""
+    PAUSED = "paused"
+    """The policy stayed paused for longer than a call may wait."""
+    UNREADABLE = "unreadable"
+    """The upstream answered with success and a body that is not the format's."""
+
+
+class CallError(Record, frozen=True, kw_only=True):
+    """Why a call, or one try at it, failed."""
+
+    kind: CallErrorKind
+    """The kind."""
+    status: int | None = None
+    """The HTTP status that the agent saw, where it saw one."""
+    message: str = ""
+    """What the upstream or the gateway said, bounded to 4 KiB."""
+
+
+class Try(Record, frozen=True, kw_only=True):
+    """A try at a call that the agent's SDK repeated."""
+
+    started_at: float
+    """Unix time in seconds."""
+    ended_at: float
+    """Unix time in seconds."""
+    error: CallError | None = None
+    """Why it was repeated; None where the reply was complete but did not reach the agent."""
+
+
+class Choice(Record, frozen=True, kw_only=True):
+    """One reply of a call; `n>1` gives several."""
+
+    index: int = 0
+    """The upstream's index of the choice."""
+    message: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The assistant message, assembled where it was streamed: `content`, `tool_calls` and whatever else
+    the upstream sent. A text completion has `{"text": …}`."""
+    finish_reason: str | None = None
+    """The upstream's word: `stop`, `length`, `tool_calls`, …"""
+    token_ids: tuple[int, ...] | None = None
+    """Sampled token ids, shape [T]; None where the engine gave none."""
+    logprobs: tuple[float, ...] | None = None
+    """Natural log-probability of each sampled token under the policy that sampled it, shape [T];
+    None where the engine gave none."""
+
+
+class Call(Record, frozen=True, kw_only=True):
+    """One model request and its reply as the gateway saw them. Retries by the agent's SDK are one call."""
+
+    id: str
+    """Unique within a store."""
+    attempt_id: str
+    """The attempt whose session made it."""
+    rollout_id: str
+    """Its rollout."""
+    index: int
+    """Position in the attempt by time of arrival, from 0."""
+    dialect: str
+    """The wire format: `chat`, `completions`, `embeddings`, …"""
+    span_id: str | None = None
+    """The span in which it was made; None where no adapter said."""
+    agent: str | None = None
+    """Label: the agent that spoke."""
+    node: str | None = None
+    """Label: the graph node that spoke."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Any other labels of the adapter's."""
+    request: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The body as the agent sent it."""
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What went upstream in place of the body's own fields; None marks a field that was taken out."""
+    choices: tuple[Choice, ...] = ()
+    """The replies."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """The prompt's token ids, shape [P]; None where the engine gave none."""
+    token_source: TokenSource | None = None
+    """Where the token ids come from; None where there are none."""
+    reply: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What the reply had beside choices, usage and token ids, such as `id`, `created`, `system_fingerprint`;
+    for `embeddings` and for an error, the whole body."""
+    usage: dict[str, Any] | None = None
+    """The upstream's token counts."""
+    model: str | None = None
+    """The model that answered, as the upstream named it; else the one asked for."""
+    target: str | None = None
+    """The upstream's address, without query and credentials."""
+    replica: str | None = None
+    """The replica of the policy that answered, in train and val mode."""
+    policy_version: int | None = None
+    """The version of the policy that answered, in train and val mode."""
+    mode: str = "observe"
+    """The session's mode."""
+    stream: bool = False
+    """Whether the agent asked for a stream."""
+    status: int | None = None
+    """The HTTP status that the agent saw; None where it saw none."""
+    complete: bool = False
+    """Whether the whole reply was seen, terminator included. Only complete calls may be trained on."""
+    error: CallError | None = None
+    """Why it failed; None where it did not."""
+    tries: tuple[Try, ...] = ()
+    """The earlier tries that the agent's SDK repeated, oldest first."""
+    started_at: float = 0.0
+    """Unix time in seconds at which the request's last byte had come."""
+    first_byte_at: float | None = None
+    """Unix time in seconds of the reply's first byte."""
+    ended_at: float = 0.0
+    """Unix time in seconds of the reply's last byte."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The request's messages; for a text completion one user message of the prompt."""
+        messages = self.request.get("messages")
+        if isinstance(messages, list):
+            return messages
+        prompt = self.request.get("prompt")
+        return [] if prompt is None else [{"role": "user", "content": prompt}]
+
+    @property
+    def text(self) -> str:
+        """The first choice's text, or an empty string."""
+        if not self.choices:
+            return ""
+        message = self.choices[0].message
+        content = message.get("content", message.get("text"))
+        return content if isinstance(content, str) else ""
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The first choice's tool calls."""
+        calls = self.choices[0].message.get("tool_calls") if self.choices else None
+        return calls if isinstance(calls, list) else []
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion tokens as the upstream reported them; 0 where it did not."""
+        usage = self.usage or {}
+        total = usage.get("total_tokens")
+        if isinstance(total, int):
+            return total
+        return sum(
+            v for k in ("prompt_tokens", "completion_tokens") if isinstance(v := usage.get(k), int)
+        )
+
+
+class SpanKind(StrEnum):
+    """What a span is a stretch of."""
+
+    AGENT = "agent"
+    """An agent's turn, or a whole graph."""
+    NODE = "node"
+    """A node of a graph."""
+    TOOL = "tool"
+    """A tool's run."""
+    HANDOFF = "handoff"
+    """One agent passing control to another."""
+
+
+class Span(Record, frozen=True, kw_only=True):
+    """A labelled stretch of the agent's own work."""
+
+    id: str
+    """Unique within the attempt."""
+    attempt_id: str
+    """The attempt; set by the server from the session, whatever the sender says."""
+    kind: SpanKind
+    """What it is a stretch of."""
+    name: str
+    """The agent's, node's or tool's name."""
+    parent_id: str | None = None
+    """The span around it."""
+    started_at: float = 0.0
+    """Unix time in seconds."""
+    ended_at: float | None = None
+    """Unix time in seconds; None where the end was not seen."""
+    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
+    """OpenTelemetry GenAI names where there is one (`gen_ai.tool.call.arguments`), else `lightning.*`."""
+    error: str | None = None
+    """What was raised in it."""
+
+
+class TraceNode(msgspec.Struct, frozen=True):
+    """A node of a trace's tree: a span or a call, and what happened within it, by time."""
+
+    item: Span | Call
+    """The span or call."""
+    children: tuple[TraceNode, ...] = ()
+    """What happened within it; empty for a call."""
+
+
+class Trace(Record, frozen=True, kw_only=True):
+    """Everything of one attempt."""
+
+    rollout: Rollout
+    """The rollout."""
+    task: Task
+    """The task; without `expected` unless the reader is the run."""
+    attempt: Attempt
+    """The attempt: output, cause of end, times."""
+    spans: tuple[Span, ...] = ()
+    """Its spans by start."""
+    calls: tuple[Call, ...] = ()
+    """Its calls by index."""
+    rewards: tuple[Reward, ...] = ()
+    """Its rewards."""
+
+    @property
+    def output(self) -> Json:
+        """What the agent returned."""
+        return self.attempt.output
+
+    @property
+    def reward(self) -> float | None:
+        """The value of the reward named `reward` for the whole rollout; None where it is not scored."""
+        for reward in self.rewards:
+            if reward.scope is RewardScope.ROLLOUT and reward.name == "reward":
+                return reward.value
+        return None
+
+    def tree(self) -> tuple[TraceNode, ...]:
+        """The roots of the tree of spans and calls, siblings by time. A parent that is unknown, or a cycle,
+        makes a root."""
+        known = {span.id: span for span in self.spans}
+        children: dict[str | None, list[Span | Call]] = {}
+        for span in self.spans:
+            children.setdefault(_root_safe_parent(span, known), []).append(span)
+        for call in self.calls:
+            parent = call.span_id if call.span_id in known else None
+            children.setdefault(parent, []).append(call)
+
+        def build(parent: str | None) -> Iterator[TraceNode]:
+            for item in sorted(children.get(parent, ()), key=lambda it: it.started_at):
+                yield TraceNode(item, tuple(build(item.id)) if isinstance(item, Span) else ())
+
+        return tuple(build(None))
+
+
+def _root_safe_parent(span: Span, known: dict[str, Span]) -> str | None:
+    """The span's parent, or None where it is unknown or lies on a cycle through the span."""
+    seen = {span.id}
+    parent = span.parent_id
+    while parent is not None and parent in known:
+        if parent in seen:
+            return None
+        seen.add(parent)
+        parent = known[parent].parent_id
+    return span.parent_id if span.parent_id in known else None

@@ -1,0 +1,106 @@
+"""What the server and its clients say to one another: the bodies of `docs/wire.md`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lightning_core.capability import Capability
+from lightning_core.engine import Endpoint
+from lightning_core.records import Json, Record
+from lightning_core.rollout import Attempt, Cause, Rollout
+from lightning_core.sampling import SamplingPolicy
+from lightning_core.task import Task
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """An attempt in the hands of a worker."""
+
+    attempt: Attempt
+    """The attempt, with its fence and deadline."""
+    rollout: Rollout
+    """Its rollout."""
+    task: Task
+    """Its task, without `expected`."""
+    session: str
+    """The session's token. Never stored or logged."""
+    base_url: str
+    """The session's OpenAI-compatible address, ending in `/v1`; holds the token."""
+    heartbeat: float
+    """Seconds between heart-beats."""
+
+
+class Heartbeat(Record, frozen=True, kw_only=True):
+    """The server's answer to a heart-beat."""
+
+    lease_until: float
+    """Unix time in seconds until which the lease now lasts."""
+    cancel: bool = False
+    """Whether the run no longer wants the attempt."""
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """Something that happened, in the server's order."""
+
+    number: int
+    """Grows by 1."""
+    kind: str
+    """`attempt_started`, `attempt_ended` or `rollout_ended`."""
+    rollout_id: str
+    """The rollout."""
+    attempt_id: str | None = None
+    """The attempt; None for a rollout that ended without one."""
+    cause: Cause | None = None
+    """How it ended."""
+
+
+class Finish(Record, frozen=True, kw_only=True):
+    """A worker's report of the end of an attempt."""
+
+    fence: int
+    """The lease's fence."""
+    cause: Cause
+    """How it ended."""
+    output: Json = None
+    """What the agent returned."""
+    error: str | None = None
+    """What went wrong, for a person."""
+    logs: str | None = None
+    """The end of what a command printed."""
+
+
+class ServedPolicy(Record, frozen=True, kw_only=True):
+    """The policy that train and val calls go to."""
+
+    version: int
+    """Grows with each publish."""
+    endpoints: tuple[Endpoint, ...]
+    """Its replicas."""
+    capabilities: frozenset[Capability] = frozenset()
+    """What its engine gives."""
+    train: SamplingPolicy = SamplingPolicy()
+    """How it is sampled in train mode."""
+    val: SamplingPolicy = SamplingPolicy()
+    """How it is sampled in val mode."""
+
+
+class Status(Record, frozen=True, kw_only=True):
+    """How the server is doing."""
+
+    version: str
+    """The release."""
+    queued: int = 0
+    """Rollouts that wait for a worker."""
+    running: int = 0
+    """Rollouts that a worker holds."""
+    ended: int = 0
+    """Rollouts that have ended."""
+    workers: dict[str, float] = msgspec.field(default_factory=dict)
+    """Seconds since each worker was last heard."""
+    in_flight: int = 0
+    """Model calls under way."""
+    paused: bool = False
+    """Whether train and val calls wait."""
+    policy: dict[str, Any] | None = None
+    """The served policy's version, model and number of replicas."""
