@@ -1,3 +1,99 @@
-"""Make any existing LLM agent better without changing its code."""
+"""Make any existing LLM agent better without changing its code.
+
+Names are imported when they are first used, so that `import lightning_core` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_core.adapter import Adapter, AgentGraph, GraphEdge, GraphNode, RolloutContext
+    from lightning_core.backend import Artifact, Backend
+    from lightning_core.capability import Capability
+    from lightning_core.engine import Endpoint, Engine, EngineFactory
+    from lightning_core.evaluate import run, run_sync
+    from lightning_core.plugins import hookimpl
+    from lightning_core.reward import Reward, RewardScope, RewardStatus
+    from lightning_core.rollout import Attempt, Budget, Cause, Mode, Rollout, RolloutStatus
+    from lightning_core.runs import RolloutRequest, Run, RunConfig, RunResult
+    from lightning_core.sampling import SamplingPolicy
+    from lightning_core.sources import load_tasks
+    from lightning_core.store.base import Store
+    from lightning_core.task import Task
+    from lightning_core.trace import Call, Choice, Span, SpanKind, TokenSource, Trace
 
 __version__ = "1.0.0"
+
+_HOMES = {
+    "adapter": ("Adapter", "AgentGraph", "GraphEdge", "GraphNode", "RolloutContext"),
+    "backend": ("Artifact", "Backend"),
+    "capability": ("Capability",),
+    "engine": ("Endpoint", "Engine", "EngineFactory"),
+    "evaluate": ("run", "run_sync"),
+    "plugins": ("hookimpl",),
+    "reward": ("Reward", "RewardScope", "RewardStatus"),
+    "rollout": ("Attempt", "Budget", "Cause", "Mode", "Rollout", "RolloutStatus"),
+    "runs": ("RolloutRequest", "Run", "RunConfig", "RunResult"),
+    "sampling": ("SamplingPolicy",),
+    "sources": ("load_tasks",),
+    "store.base": ("Store",),
+    "task": ("Task",),
+    "trace": ("Call", "Choice", "Span", "SpanKind", "TokenSource", "Trace"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Adapter",
+    "AgentGraph",
+    "Artifact",
+    "Attempt",
+    "Backend",
+    "Budget",
+    "Call",
+    "Capability",
+    "Cause",
+    "Choice",
+    "Endpoint",
+    "Engine",
+    "EngineFactory",
+    "GraphEdge",
+    "GraphNode",
+    "Mode",
+    "Reward",
+    "RewardScope",
+    "RewardStatus",
+    "Rollout",
+    "RolloutContext",
+    "RolloutRequest",
+    "RolloutStatus",
+    "Run",
+    "RunConfig",
+    "RunResult",
+    "SamplingPolicy",
+    "Span",
+    "SpanKind",
+    "Store",
+    "Task",
+    "TokenSource",
+    "Trace",
+    "hookimpl",
+    "load_tasks",
+    "run",
+    "run_sync",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module `lightning_core` has no attribute `{name}`")
+    value = getattr(importlib.import_module(f"lightning_core.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

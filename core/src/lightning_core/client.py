@@ -56,11 +56,15 @@ class Client:
 
     # Workers -------------------------------------------------------------------------------------------------
 
-    async def lease(self, worker: str, *, capacity: int, wait: float) -> list[Lease]:
-        """Up to `capacity` attempts, waiting up to `wait` seconds for the first."""
-        answer = await self._post(
-            "/leases", {"worker": worker, "capacity": capacity, "wait": wait}, wait=wait
-        )
+    async def lease(
+        self, worker: str, *, capacity: int, wait: float, upstream: str | None = None
+    ) -> list[Lease]:
+        """Up to `capacity` attempts, waiting up to `wait` seconds for the first.
+
+        `upstream` is where observe calls go that name no target: the worker's own `OPENAI_BASE_URL`.
+        """
+        body = {"worker": worker, "capacity": capacity, "wait": wait, "upstream": upstream}
+        answer = await self._post("/leases", body, wait=wait)
         return msgspec.convert(answer["leases"], list[Lease])
 
     async def heartbeat(self, attempt_id: str, fence: int) -> Heartbeat:

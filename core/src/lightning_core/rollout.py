@@ -131,6 +131,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     """Unix time in seconds at which the agent is ended."""
     lease_until: float
     """Unix time in seconds until which the worker must heart-beat again."""
+    upstream: str | None = None
+    """In observe mode, where a call goes that names no target: the worker's own `OPENAI_BASE_URL`."""
     ended_at: float | None = None
     """Unix time in seconds of the end; None while it runs."""
     cause: Cause | None = None

@@ -41,7 +41,9 @@ class RunConfig(Record, frozen=True, kw_only=True):
     mode: Mode = Mode.OBSERVE
     """What the gateway does with model calls."""
     sampling: SamplingPolicy = SamplingPolicy()
-    """How the policy is sampled, in train and val mode."""
+    """How the policy is sampled in train mode."""
+    validation: SamplingPolicy = SamplingPolicy(temperature=0.0)
+    """How the policy or model is sampled in val mode."""
     timeout: float = 600.0
     """Seconds that one attempt may take."""
     max_attempts: int = 2

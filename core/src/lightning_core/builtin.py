@@ -1,0 +1,47 @@
+"""What ships with core, registered through the same hooks as everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lightning_core.adapter import Adapter
+from lightning_core.agents import CallableAdapter
+from lightning_core.engine import EngineFactory
+from lightning_core.folder import RunFolder
+from lightning_core.grading import RewardFunction
+from lightning_core.openai_engine import OpenAIEngineFactory
+from lightning_core.plugins import hookimpl
+from lightning_core.progress import Line
+from lightning_core.rewards import contains, exact_match, numeric, token_f1
+from lightning_core.trace import Trace
+
+
+@hookimpl
+def lightning_register_adapters() -> list[Adapter]:
+    """Plain functions."""
+    return [CallableAdapter()]
+
+
+@hookimpl
+def lightning_register_engines() -> list[EngineFactory]:
+    """Models that somebody else serves."""
+    return [OpenAIEngineFactory()]
+
+
+@hookimpl
+def lightning_register_rewards() -> dict[str, RewardFunction]:
+    """Comparisons with `expected`."""
+    return {
+        "exact_match": exact_match,
+        "contains": contains,
+        "numeric": numeric,
+        "token_f1": token_f1,
+    }
+
+
+@hookimpl
+def lightning_rollout_finished(folder: Path, trace: Trace) -> None:
+    """Append a line to `metrics.jsonl`."""
+    RunFolder(folder).append_metrics(msgspec.to_builtins(Line.of(trace)))

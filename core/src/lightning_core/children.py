@@ -1,0 +1,188 @@
+"""Child processes of ours: started with a handshake, ended with their parent, whatever ends the parent.
+
+A child's standard input is its lifeline: it closes when the parent ends, also by `kill -9`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lightning_core.errors import LightningError, WireError
+
+_READY_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 15.0
+_OF_AN_ATTEMPT: Final = ("LIGHTNING_CORE_SESSION", "LIGHTNING_CORE_TASK", "LIGHTNING_CORE_OUTPUT")
+
+
+class Child:
+    """A `python -m MODULE …` that says when it is ready and lives no longer than this process."""
+
+    def __init__(
+        self,
+        what: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        what: its name in messages, such as `server`.
+        module: the module to run.
+        arguments: its command line.
+        log: the file to which its standard error is appended.
+        environment: variables beside this process's own.
+        """
+        self.what = what
+        self.log = log
+        self._command = [sys.executable, "-m", module, *arguments]
+        own = {k: v for k, v in os.environ.items() if k not in _OF_AN_ATTEMPT}
+        self._environment = {**own, **(environment or {})}
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> dict[str, Any]:
+        """Start it; what it says when it is ready.
+
+        Raises:
+            WireError: it did not become ready; the message is its own where it gave one.
+        """
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            file = self.log.open("ab")
+        except OSError as error:
+            raise WireError(
+                f"run folder `{self.log.parent.parent}`: cannot be written: {error.strerror};"
+                " choose another with `LIGHTNING_CORE_RUNS`"
+            ) from error
+        with file:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,  # Ctrl+C reaches the parent alone, which ends its children in order.
+                env=self._environment,
+            )
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                line = await self._read_line()
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, TimeoutError):
+                raise WireError(
+                    f"{self.what}: not ready after {_READY_SECONDS:.0f} s; see `{self.log}`"
+                ) from error
+            raise
+        try:
+            answer = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError:
+            answer = {
+                "error": f"{self.what}: did not start: {self._last_words()}; see `{self.log}`"
+            }
+        if "error" in answer:
+            await self.stop()
+            raise WireError(answer["error"])
+        return answer
+
+    async def _read_line(self) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return await self._process.stdout.readline()
+
+    async def stop(self) -> None:
+        """Close the lifeline and wait for the end; killed after 15 s. May be called more than once."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await process.wait()
+        except (TimeoutError, asyncio.CancelledError) as error:
+            process.kill()
+            await process.wait()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    async def died(self) -> WireError:
+        """Wait until it ends by itself; why it did."""
+        if self._process is None:
+            return WireError(f"{self.what}: not started")
+        code = await self._process.wait()
+        return WireError(
+            f"{self.what}: ended with status {code}: {self._last_words()}; see `{self.log}`"
+        )
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def be_child(work: Coroutine[Any, Any, object]) -> int:
+    """In the child: run `work` until it ends, the lifeline closes, or SIGTERM comes; the exit status.
+
+    `work` calls `say_ready` once it is ready, and cleans up when it is cancelled.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_work_until_told(work))
+
+
+def say_ready(**answer: str) -> None:
+    """In the child: tell the parent that it is ready, and what it must know."""
+    _say(answer)
+
+
+async def _work_until_told(work: Coroutine[Any, Any, object]) -> int:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    lifeline = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lifeline), sys.stdin
+    )
+    working = asyncio.ensure_future(work)
+    ends = [working, asyncio.ensure_future(told.wait()), asyncio.ensure_future(lifeline.read())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finished = working.done()
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+        if finished and (error := working.exception()) is not None:
+            raise error
+        return 0
+    except LightningError as error:
+        _say({"error": str(error)})
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        transport.close()
+
+
+def _say(value: object) -> None:
+    # The parent may be gone, and with it the pipe; the lifeline then ends this process.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is installed, else asyncio's own."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,67 @@
+"""A live line for a run on a terminal: how many have ended, the mean reward, what failed."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from lightning_core.progress import Progress as Counts
+from lightning_core.rollout import Cause
+
+
+class LiveProgress:
+    """Shows counts as they come. On anything but a terminal it stays silent."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None, state="starting")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, counts: Counts) -> None:
+        """Take new counts."""
+        parts = [f"{counts.running} running"]
+        if counts.mean_reward is not None:
+            parts.append(f"reward [bold]{counts.mean_reward:.3f}[/bold]")
+        parts.append(f"{counts.calls} calls")
+        if counts.tokens:
+            parts.append(f"{counts.tokens:,} tokens")
+        parts += [
+            f"[red]{count} {cause}[/red]"
+            for cause, count in counts.causes.items()
+            if cause is not Cause.SUCCESS
+        ]
+        if counts.reward_errors:
+            parts.append(f"[red]{counts.reward_errors} not scored[/red]")
+        self._progress.update(
+            self._task, total=counts.total, completed=counts.ended, state="  ".join(parts)
+        )

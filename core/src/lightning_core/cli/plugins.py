@@ -1,0 +1,55 @@
+"""`lightning-core plugins`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import click
+from packaging.requirements import InvalidRequirement, Requirement
+from rich.console import Console
+from rich.table import Table
+
+from lightning_core.plugins import load
+
+
+@click.command("plugins")
+def command() -> int:
+    """List the plugins, their hooks and the frameworks that they need."""
+    plugins = load()
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("plugin", "package", "version", "framework: required → found", "hooks"):
+        table.add_column(column, overflow="fold")
+    for info in plugins.found:
+        frameworks = "\n".join(f"{line} → {found}" for line, found in map(framework, info.requires))
+        hooks = "\n".join(info.hooks) if info.error is None else "[red]broken, see below[/red]"
+        table.add_row(info.name, info.distribution, info.version, frameworks or "–", hooks)
+    console.print(table)
+    if not plugins.found:
+        console.print(
+            "no plugins are installed; try `pip install lightning-langgraph`", style="dim"
+        )
+    for kind, names in (
+        ("adapters", plugins.adapters()),
+        ("engines", plugins.engines()),
+        ("backends", plugins.backends()),
+        ("rewards", plugins.rewards()),
+    ):
+        console.print(f"[dim]{kind}:[/dim] {', '.join(names) or 'none'}", highlight=False)
+    for info in plugins.broken:
+        console.print(f"error: {info.error}", style="red", highlight=False)
+    return 1 if plugins.broken else 0
+
+
+def framework(line: str) -> tuple[str, str]:
+    """A requirement, and the installed version that meets it or not."""
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return line, "not a requirement"
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return line, "not installed"
+    fits = requirement.specifier.contains(version, prereleases=True)
+    return line, version if fits else f"{version} (does not fit)"

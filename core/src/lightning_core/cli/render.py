@@ -1,0 +1,218 @@
+"""Traces and runs as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from lightning_core.records import Json
+from lightning_core.reward import Reward, RewardStatus
+from lightning_core.rollout import Cause
+from lightning_core.trace import Call, Choice, Span, SpanKind, Trace, TraceNode
+
+_COLOURS = {
+    SpanKind.AGENT: "bold magenta",
+    SpanKind.NODE: "bold blue",
+    SpanKind.TOOL: "bold yellow",
+    SpanKind.HANDOFF: "bold green",
+}
+_WIDTH = 96
+
+
+def trace_tree(trace: Trace, *, full: bool = False) -> Tree:
+    """A trace as a tree: spans, calls with what was asked and answered, rewards.
+
+    Args:
+        trace: what to show.
+        full: every message whole; else one line each.
+    """
+    root = Tree(_headline(trace), guide_style="dim")
+    for node in trace.tree():
+        _add(root, node, full)
+    if trace.attempt.output is not None:
+        root.add(Text.assemble(("output ", "dim"), clip(plain(trace.output), full)))
+    if trace.attempt.error:
+        lines = trace.attempt.error.strip().splitlines()
+        root.add(Text("\n".join(lines if full else lines[:1]), style="red"))
+    for reward in trace.rewards:
+        root.add(_reward(reward, full))
+    return root
+
+
+def runs_table(traces: Iterable[Trace]) -> Table:
+    """A table of rollouts: how each ended, its reward, its calls."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("rollout", "ended", "reward", "calls", "tokens", "seconds", "output"):
+        table.add_column(
+            column,
+            justify="right" if column in ("reward", "calls", "tokens", "seconds") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for trace in traces:
+        attempt = trace.attempt
+        seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
+        table.add_row(
+            escape(trace.rollout.id.partition(":")[2] or trace.rollout.id),
+            Text(str(attempt.cause or "running"), style=_cause_style(attempt.cause)),
+            reward_text(trace),
+            str(len(trace.calls)),
+            str(sum(call.total_tokens for call in trace.calls)),
+            f"{seconds:.1f}",
+            Text(
+                clip(
+                    plain(trace.output) if attempt.output is not None else _first(attempt.error),
+                    False,
+                )
+            ),
+        )
+    return table
+
+
+def reward_text(trace: Trace) -> Text:
+    """The reward, or why there is none."""
+    if trace.reward is not None:
+        return Text(f"{trace.reward:.3g}", style="green" if trace.reward > 0 else "")
+    status = next((r.status for r in trace.rewards if r.name == "reward"), None)
+    return Text(str(status or "–"), style="dim" if status is None else "red")
+
+
+def causes_text(causes: Sequence[tuple[Cause, int]]) -> str:
+    """Counts by cause, in words."""
+    return ", ".join(f"{count} {cause}" for cause, count in causes) or "none"
+
+
+def _headline(trace: Trace) -> Text:
+    attempt = trace.attempt
+    seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
+    tokens = sum(call.total_tokens for call in trace.calls)
+    return Text.assemble(
+        (trace.rollout.id, "bold"),
+        f"  attempt {attempt.number}  ",
+        (str(attempt.cause or "running"), _cause_style(attempt.cause)),
+        (f"  {len(trace.calls)} calls  {tokens} tokens  {seconds:.2f} s", "dim"),
+    )
+
+
+def _add(tree: Tree, node: TraceNode, full: bool) -> None:
+    if isinstance(node.item, Call):
+        _add_call(tree, node.item, full)
+        return
+    branch = tree.add(_span(node.item, full))
+    for child in node.children:
+        _add(branch, child, full)
+
+
+def _span(span: Span, full: bool) -> Text:
+    took = f"  {span.ended_at - span.started_at:.2f} s" if span.ended_at else "  not ended"
+    text = Text.assemble((f"{span.kind} ", "dim"), (span.name, _COLOURS[span.kind]), (took, "dim"))
+    arguments = span.attributes.get("gen_ai.tool.call.arguments")
+    if arguments is not None:
+        text.append(f"  {clip(plain(arguments), full)}")
+    if span.error:
+        text.append(f"  {clip(span.error, full)}", style="red")
+    return text
+
+
+def _add_call(tree: Tree, call: Call, full: bool) -> None:
+    # Without spans the labels are all that says who spoke.
+    said = " ".join(label for label in (call.agent, call.node) if label) if not call.span_id else ""
+    facts = [f"{call.ended_at - call.started_at:.2f} s"]
+    if call.usage:
+        facts.append(
+            f"{call.usage.get('prompt_tokens', '?')} + {call.usage.get('completion_tokens', '?')} tokens"
+        )
+    if call.choices and call.choices[0].token_ids is not None:
+        facts.append("token ids")
+    if call.stream:
+        facts.append("stream")
+    if call.tries:
+        facts.append(f"{len(call.tries) + 1} tries")
+    if call.policy_version is not None:
+        facts.append(f"policy {call.policy_version}")
+    head = Text.assemble(
+        (f"{call.dialect} ", "dim"),
+        (call.model or "?", "bold cyan"),
+        f"  {said}",
+        ("  " + ", ".join(facts), "dim"),
+    )
+    branch = tree.add(head)
+    messages = call.messages
+    for message in messages if full else messages[-1:]:
+        earlier = f" (after {len(messages) - 1} more)" if not full and len(messages) > 1 else ""
+        branch.add(
+            Text.assemble(
+                (f"{message.get('role', '?')}{earlier} ", "dim"), clip(_content(message), full)
+            )
+        )
+    for choice in call.choices:
+        branch.add(_choice(choice, full))
+    if call.error is not None:
+        status = f" {call.error.status}" if call.error.status else ""
+        branch.add(
+            Text(f"{call.error.kind}{status}: {clip(call.error.message, full)}", style="red")
+        )
+    elif not call.complete:
+        branch.add(Text("incomplete", style="red"))
+
+
+def _choice(choice: Choice, full: bool) -> Text:
+    text = Text.assemble(("assistant ", "dim"), (clip(_content(choice.message), full), "green"))
+    if choice.finish_reason not in (None, "stop", "tool_calls"):
+        text.append(f"  [{choice.finish_reason}]", style="yellow")
+    return text
+
+
+def _content(message: dict[str, Json]) -> str:
+    parts = []
+    content = message.get("content", message.get("text"))
+    if isinstance(content, list):
+        content = " ".join(
+            part.get("text", f"[{part.get('type')}]") if isinstance(part, dict) else str(part)
+            for part in content
+        )
+    if content:
+        parts.append(str(content))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        parts.append(f"→ {function.get('name')}({function.get('arguments', '')})")
+    return "  ".join(parts)
+
+
+def _reward(reward: Reward, full: bool) -> Text:
+    about = f" ({reward.scope} {reward.target})" if reward.target else ""
+    if reward.status is RewardStatus.SCORED:
+        text = Text.assemble((f"{reward.name}{about} ", "dim"), (f"{reward.value:g}", "bold green"))
+    else:
+        text = Text.assemble((f"{reward.name}{about} ", "dim"), (str(reward.status), "bold red"))
+        if why := reward.details.get("error") or reward.details.get("cause"):
+            text.append(f"  {clip(str(why), full)}", style="red")
+    if reward.feedback:
+        text.append(f"  {clip(reward.feedback, full)}")
+    return text
+
+
+def plain(value: Json) -> str:
+    """A JSON value as a person reads it."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def clip(text: str, full: bool) -> str:
+    """One line of bounded length, unless all of it is wanted."""
+    if full:
+        return text
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+
+
+def _first(text: str | None) -> str:
+    return text.strip().splitlines()[0] if text and text.strip() else ""
+
+
+def _cause_style(cause: Cause | None) -> str:
+    return "green" if cause is Cause.SUCCESS else "dim" if cause is None else "red"

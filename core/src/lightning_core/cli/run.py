@@ -1,0 +1,122 @@
+"""`lightning-core run`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+from rich.console import Console
+
+from lightning_core.agents import load_object
+from lightning_core.cli import AgentCommand, pairs
+from lightning_core.cli.live import LiveProgress
+from lightning_core.cli.render import causes_text, runs_table
+from lightning_core.errors import RewardError, UsageError
+from lightning_core.evaluate import run
+from lightning_core.grading import RewardFunction
+from lightning_core.rollout import Budget, Cause
+from lightning_core.runs import RunResult
+from lightning_core.sampling import SamplingPolicy
+
+_SHOWN = 20
+
+
+@click.command("run", cls=AgentCommand)
+@click.argument("agent", required=False)
+@click.option("--tasks", required=True, help="Tasks: a .jsonl, .csv or .parquet file.")
+@click.option("--reward", help="Reward: path.py:function, module:function, or a registered name.")
+@click.option(
+    "--model", help="What answers the model calls: smollm2, a folder, an address, NAME@address."
+)
+@click.option("--engine", help="The engine that serves --model, where not the obvious one.")
+@click.option(
+    "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="With --model.")
+@click.option("--max-tokens", type=click.IntRange(1), help="With --model: bound of each reply.")
+@click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Rollouts for each task.",
+)
+@click.option(
+    "--timeout", type=float, default=600.0, show_default=True, help="Seconds for one attempt."
+)
+@click.option("--max-attempts", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--max-calls", type=click.IntRange(1), help="Model calls that one attempt may make.")
+@click.option("--max-total-tokens", type=click.IntRange(1), help="Tokens that one attempt may use.")
+@click.option("--isolate", is_flag=True, help="One process for each attempt.")
+@click.option(
+    "--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes."
+)
+@click.option("--name", help="The run's name.")
+@click.option("--resume", is_flag=True, help="Go on with the run --name.")
+@click.option("--field", "fields", multiple=True, callback=pairs, metavar="OURS=THEIRS",
+              help="Where a task's part lies in the source: input=question, expected=answer.")  # fmt: skip
+@click.option("--split", help="Only the tasks of this split.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first so many tasks.")
+@click.option(
+    "--server", help="A server that runs elsewhere; its admin token in LIGHTNING_CORE_TOKEN."
+)
+def command(
+    agent: str | None,
+    tasks: str,
+    reward: str | None,
+    temperature: float,
+    max_tokens: int | None,
+    max_calls: int | None,
+    max_total_tokens: int | None,
+    command_line: tuple[str, ...],
+    **options: object,
+) -> int:
+    """Run an agent on tasks; record every model call, score every rollout.
+
+    AGENT is `path.py:attr` or `module:attr`; or give a command line in any language after `--`.
+    """
+    if (agent is None) == (not command_line):
+        raise click.UsageError("give either AGENT or a command line after `--`")
+    console = Console(stderr=True)
+    with LiveProgress(console) as live:
+        result = asyncio.run(
+            run(
+                agent if agent is not None else command_line,
+                tasks,
+                reward=_reward(reward),
+                sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
+                budget=Budget(calls=max_calls, tokens=max_total_tokens),
+                listener=live,
+                command_line=tuple(sys.argv),
+                **options,  # type: ignore[arg-type]  # click has checked them against the options above
+            )
+        )
+    _report(result)
+    return 0 if result.causes.get(Cause.SUCCESS) else 1
+
+
+def _reward(spec: str | None) -> RewardFunction | str | None:
+    if spec is None or ":" not in spec:
+        return spec
+    function = load_object(spec, what="reward", error=RewardError)
+    if not callable(function):
+        raise UsageError(f"reward {spec!r}: expected a function but got {type(function).__name__}")
+    return function  # type: ignore[return-value]  # what it returns is checked when it is called
+
+
+def _report(result: RunResult) -> None:
+    console = Console()
+    console.print(runs_table(result.traces[:_SHOWN]))
+    if len(result.traces) > _SHOWN:
+        console.print(f"… and {len(result.traces) - _SHOWN} more", style="dim")
+    mean = "no reward" if result.mean_reward is None else f"mean reward {result.mean_reward:.3f}"
+    console.print(
+        f"\n{len(result.traces)} rollouts in {result.seconds:.1f} s: {causes_text(list(result.causes.items()))};"
+        f" {result.scored} scored, {mean}"
+    )
+    console.print(
+        f"run folder {result.folder}; look closer: lightning-core show {result.name} ROLLOUT",
+        style="dim",
+    )

@@ -1,0 +1,74 @@
+"""`lightning-core work`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import click
+
+from lightning_core.cli import AgentCommand
+from lightning_core.errors import UsageError
+from lightning_core.settings import Settings
+from lightning_core.worker import work
+
+
+@click.command("work", cls=AgentCommand)
+@click.argument("agent", required=False)
+@click.option("--server", help="The server's address; LIGHTNING_CORE_SERVER by default.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Attempts at once."
+)
+@click.option("--isolate", is_flag=True, help="One process for each attempt.")
+@click.option("--name", help="This worker's name; host and process id by default.")
+def command(
+    agent: str | None,
+    server: str | None,
+    concurrency: int,
+    isolate: bool,
+    name: str | None,
+    command_line: tuple[str, ...],
+) -> None:
+    """Work for a server: lease attempts and run AGENT, or the command line after `--`, until Ctrl+C.
+
+    The worker token, which `lightning-core serve` prints, is read from LIGHTNING_CORE_TOKEN.
+    """
+    if (agent is None) == (not command_line):
+        raise click.UsageError("give either AGENT or a command line after `--`")
+    settings = Settings.from_environ()
+    url = server or settings.server
+    if url is None:
+        raise UsageError(
+            "server: which one? give `--server http://HOST:PORT` or set `LIGHTNING_CORE_SERVER`"
+        )
+    if settings.token is None:
+        raise UsageError(
+            f"server {url}: a worker token is needed; set `LIGHTNING_CORE_TOKEN` to what `serve` printed"
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(_work(agent, command_line, url, settings.token, concurrency, isolate, name))
+
+
+async def _work(
+    agent: str | None,
+    line: tuple[str, ...],
+    url: str,
+    token: str,
+    concurrency: int,
+    isolate: bool,
+    name: str | None,
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await work(
+        agent,
+        line,
+        url=url,
+        token=token,
+        concurrency=concurrency,
+        isolate=isolate,
+        name=name,
+        stop=stop,
+    )

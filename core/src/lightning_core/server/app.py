@@ -1,0 +1,217 @@
+"""Server: puts store, scheduler, gateway and API behind one port."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+
+from lightning_core import __version__
+from lightning_core.errors import StoreError, UsageError
+from lightning_core.gateway.app import Gateway, GatewayLimits
+from lightning_core.server.api import PREFIX, Api
+from lightning_core.server.scheduler import LEASE_SECONDS, Scheduler
+from lightning_core.store.sqlite import SQLiteStore
+from lightning_core.tokens import Claims, Scope, TokenSigner
+
+log = logging.getLogger(__name__)
+
+_TOKEN_SECONDS: Final = 30 * 24 * 3600.0
+_API_BODIES: Final = 4
+"""An API body, such as a batch of tasks, may be so many times as large as a model request."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server is set up."""
+
+    folder: Path
+    """The run folder: the store and the key lie there."""
+    host: str = "127.0.0.1"
+    """The address to bind to."""
+    port: int = 0
+    """The port; 0 takes a free one."""
+    allow_targets: tuple[str, ...] = ()
+    """Hosts to which observe calls may go, on an address other than loopback; on loopback empty means all."""
+    lease_seconds: float = LEASE_SECONDS
+    """Seconds without a heart-beat after which an attempt is lost."""
+    limits: GatewayLimits = GatewayLimits()
+    """The gateway's limits."""
+
+
+class Server:
+    """One running server. Restartable on the same folder without loss."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.url = ""
+        self._signer: TokenSigner | None = None
+        self._store: SQLiteStore | None = None
+        self._gateway: Gateway | None = None
+        self._scheduler: Scheduler | None = None
+        self._api: Api | None = None
+        self._runner: web.ServerRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the store, take up its rollouts, and listen.
+
+        Raises:
+            StoreError: the folder or the store cannot be used.
+            UsageError: the address cannot be bound.
+        """
+        config = self.config
+        bound = _bind(config.host, config.port)
+        try:
+            await self._build()
+        except BaseException:
+            bound.close()
+            await self.close()
+            raise
+        server = web.Server(
+            self._dispatch,
+            request_factory=self._make_request,
+            handler_cancellation=True,
+            access_log=None,
+        )
+        self._runner = web.ServerRunner(server, handle_signals=False)
+        await self._runner.setup()
+        await web.SockSite(self._runner, bound, backlog=4096).start()
+        port = bound.getsockname()[1]
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"http://{host}:{port}"
+        log.info("server %s listens on %s, folder %s", __version__, self.url, config.folder)
+
+    async def _build(self) -> None:
+        config = self.config
+        try:
+            config.folder.mkdir(parents=True, exist_ok=True)
+            self._signer = TokenSigner.from_file(config.folder / "server.key")
+        except OSError as error:
+            raise StoreError(
+                f"run folder `{config.folder}`: cannot be written: {error.strerror};"
+                " choose another with `--folder` or `LIGHTNING_CORE_RUNS`"
+            ) from error
+        self._store = await SQLiteStore.open(config.folder / "store.sqlite")
+        everything = is_loopback(config.host) and not config.allow_targets
+        self._gateway = Gateway(
+            store=self._store,
+            signer=self._signer,
+            allow_targets=None if everything else config.allow_targets,
+            limits=config.limits,
+        )
+        await self._gateway.start()
+        self._scheduler = Scheduler(self._store, self._gateway, lease_seconds=config.lease_seconds)
+        self._api = Api(
+            store=self._store,
+            scheduler=self._scheduler,
+            gateway=self._gateway,
+            signer=self._signer,
+            max_body=_API_BODIES * config.limits.max_body,
+        )
+        await self._scheduler.start()
+
+    async def close(self) -> None:
+        """Stop listening, let what is under way be recorded, close the store. May be called more than once."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._scheduler is not None:
+            await self._scheduler.close()
+            self._scheduler = None
+        if self._gateway is not None:
+            await self._gateway.close()
+            self._gateway = None
+        if self._store is not None:
+            await self._store.close()
+            self._store = None
+
+    async def failure(self) -> StoreError:
+        """Wait until the server cannot go on; why."""
+        if self._api is None:
+            raise UsageError("server: not started")
+        return await self._api.failed
+
+    def token(self, scope: Scope, *, seconds: float = _TOKEN_SECONDS) -> str:
+        """A token for an admin or a worker.
+
+        Args:
+            scope: what it may do.
+            seconds: for how long; 30 days unless told otherwise.
+        """
+        if self._signer is None:
+            raise UsageError("server: not started")
+        return self._signer.sign(Claims(scope=scope, expires_at=time.time() + seconds))
+
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler[web.BaseRequest],
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        """A request that may be as large as the API takes; the gateway has a limit of its own."""
+        return web.BaseRequest(
+            message,
+            payload,
+            protocol,
+            writer,
+            task,
+            asyncio.get_running_loop(),
+            client_max_size=_API_BODIES * self.config.limits.max_body,
+        )
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path
+        if self._gateway is None or self._api is None:
+            return web.json_response(
+                {"error": {"type": "internal", "message": "closing"}}, status=503
+            )
+        if path.startswith(PREFIX):
+            return await self._api.handle(request)
+        if path == "/healthz":
+            return web.json_response({"status": "ok", "version": __version__})
+        if self._gateway.matches(path):
+            return await self._gateway.handle(request)
+        message = f"no such route; the API is under `{PREFIX}`, the gateway under `/v1/` and `/s/`"
+        return web.json_response({"error": {"type": "not_found", "message": message}}, status=404)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"server: cannot listen on {host}:{port}: {error.strerror};"
+            " choose another with `--port`, or 0 for a free one"
+        ) from error
+    return bound
