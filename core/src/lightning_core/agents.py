@@ -164,10 +164,10 @@ def _load_file(path: Path) -> ModuleType:
         known = getattr(module, "__file__", None)
         if known and module.__name__ != "__main__" and Path(known) == path:
             return module
-    folder = str(path.parent)
-    if folder in sys.path:
-        sys.path.remove(folder)
-    sys.path.insert(0, folder)
+    siblings = str(path.parent)
+    if siblings in sys.path:
+        sys.path.remove(siblings)
+    sys.path.insert(0, siblings)
     importlib.invalidate_caches()
     if path.stem.isidentifier() and path.stem not in sys.modules:
         found = importlib.util.find_spec(path.stem)

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from lightning_core.adapter import Adapter
-from lightning_core.agents import CallableAdapter
 from lightning_core.engine import EngineFactory
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
@@ -16,6 +15,7 @@ from lightning_core.plugins import hookimpl
 from lightning_core.progress import Line
 from lightning_core.rewards import contains, exact_match, numeric, token_f1
 from lightning_core.trace import Trace
+from lightning_core.worker.callable import CallableAdapter
 
 
 @hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -184,7 +185,7 @@ class Client:
                 method,
                 f"{self.url}/api/v1{path}",
                 params=query,
-                data=None if body is None else msgspec.json.encode(body),
+                data=None if body is None else io.BytesIO(msgspec.json.encode(body)),
                 headers={} if body is None else {"content-type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=self._timeout + wait),
             ) as response:

@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from lightning_core.adapter import Adapter
 from lightning_core.agents import agent_name, find_adapter
 from lightning_core.children import Child
@@ -34,7 +32,7 @@ from lightning_core.settings import Settings
 from lightning_core.sources import load_tasks
 from lightning_core.task import Task
 from lightning_core.tokens import Scope
-from lightning_core.worker import Worker
+from lightning_core.worker.worker import Worker
 
 _T = TypeVar("_T")
 

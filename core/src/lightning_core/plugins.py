@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
@@ -221,12 +221,10 @@ def requirements(distribution: str, extra: str) -> tuple[str, ...]:
         lines = importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
         return ()
-    marked: Mapping[str, str] = dict(
-        (line.partition(";")[0].strip(), line.partition(";")[2]) for line in lines
-    )
+    split = [line.partition(";") for line in lines]
     return tuple(
-        requirement
-        for requirement, marker in marked.items()
+        requirement.strip()
+        for requirement, _, marker in split
         if f"extra == '{extra}'" in marker.replace('"', "'")
     )
 

@@ -12,11 +12,9 @@ import string
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core.errors import RewardError
-from lightning_core.grading import RewardFunction
 from lightning_core.records import Json
 from lightning_core.task import Task
 from lightning_core.trace import Trace
@@ -126,16 +124,6 @@ def token_f1(task: Task, trace: Trace) -> float:
     text = output_text(trace.output)
     return max(_f1(text, answer) for answer in _answers(task, "token_f1"))
 
-
-BUILT_IN_REWARDS: Final[Mapping[str, RewardFunction]] = MappingProxyType(
-    {
-        "contains": contains,
-        "exact_match": exact_match,
-        "numeric": numeric,
-        "token_f1": token_f1,
-    }
-)
-"""The built-in rewards by name."""
 
 _ASSISTANT: Final = ("assistant", "ai", "AIMessageChunk")
 _NUMBER: Final = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"

@@ -9,7 +9,6 @@ import platform
 import shutil
 import socket
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
@@ -18,11 +17,11 @@ from typing import Final
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from lightning_core import __version__
 from lightning_core.cli.plugins import framework
+from lightning_core.cli.terminal import console
 from lightning_core.errors import PluginError
 from lightning_core.plugins import Plugins, load
 from lightning_core.settings import Settings
@@ -64,21 +63,21 @@ def command() -> int:
         table.add_row(
             f"[{colour}]{finding.verdict}[/{colour}]", finding.what, finding.found, finding.fix
         )
-    console = Console()
-    console.print(table, highlight=False)
-    console.print(
+    out = console()
+    out.print(table)
+    out.print(
         f"\n{problems} problem{'' if problems == 1 else 's'}", style="red" if problems else "green"
     )
     return 1 if problems else 0
 
 
 def _examine() -> Iterator[Finding]:
-    yield _python()
+    yield Finding("python", Verdict.GOOD, platform.python_version())
     yield Finding("lightning-core", Verdict.GOOD, __version__)
     yield Finding(
         "machine", Verdict.GOOD, f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     )
-    yield _sqlite()
+    yield Finding("sqlite", Verdict.GOOD, sqlite3.sqlite_version)
     yield _runs()
     yield _loopback()
     yield _uvloop()
@@ -90,17 +89,6 @@ def _examine() -> Iterator[Finding]:
         yield from _plugins(plugins)
     yield from _models()
     yield _key()
-
-
-def _python() -> Finding:
-    version = platform.python_version()
-    if sys.version_info >= (3, 11):
-        return Finding("python", Verdict.GOOD, version)
-    return Finding("python", Verdict.BAD, version, "use Python 3.11 or newer")
-
-
-def _sqlite() -> Finding:
-    return Finding("sqlite", Verdict.GOOD, sqlite3.sqlite_version)
 
 
 def _runs() -> Finding:

@@ -6,9 +6,9 @@ import importlib.metadata
 
 import click
 from packaging.requirements import InvalidRequirement, Requirement
-from rich.console import Console
 from rich.table import Table
 
+from lightning_core.cli.terminal import console
 from lightning_core.plugins import load
 
 
@@ -16,28 +16,26 @@ from lightning_core.plugins import load
 def command() -> int:
     """List the plugins, their hooks and the frameworks that they need."""
     plugins = load()
-    console = Console()
+    out = console()
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("plugin", "package", "version", "framework: required → found", "hooks"):
         table.add_column(column, overflow="fold")
     for info in plugins.found:
         frameworks = "\n".join(f"{line} → {found}" for line, found in map(framework, info.requires))
         hooks = "\n".join(info.hooks) if info.error is None else "[red]broken, see below[/red]"
-        table.add_row(info.name, info.distribution, info.version, frameworks or "–", hooks)
-    console.print(table)
+        table.add_row(info.name, info.distribution, info.version, frameworks or "none", hooks)
+    out.print(table)
     if not plugins.found:
-        console.print(
-            "no plugins are installed; try `pip install lightning-langgraph`", style="dim"
-        )
+        out.print("no plugins are installed; try `pip install lightning-langgraph`", style="dim")
     for kind, names in (
         ("adapters", plugins.adapters()),
         ("engines", plugins.engines()),
         ("backends", plugins.backends()),
         ("rewards", plugins.rewards()),
     ):
-        console.print(f"[dim]{kind}:[/dim] {', '.join(names) or 'none'}", highlight=False)
+        out.print(f"[dim]{kind}:[/dim] {', '.join(names) or 'none'}")
     for info in plugins.broken:
-        console.print(f"error: {info.error}", style="red", highlight=False)
+        out.print(f"error: {info.error}", style="red")
     return 1 if plugins.broken else 0
 
 

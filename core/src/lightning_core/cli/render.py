@@ -79,12 +79,19 @@ def reward_text(trace: Trace) -> Text:
     if trace.reward is not None:
         return Text(f"{trace.reward:.3g}", style="green" if trace.reward > 0 else "")
     status = next((r.status for r in trace.rewards if r.name == "reward"), None)
-    return Text(str(status or "–"), style="dim" if status is None else "red")
+    return Text(str(status or "none"), style="red" if status else "dim")
 
 
-def causes_text(causes: Sequence[tuple[Cause, int]]) -> str:
-    """Counts by cause, in words."""
-    return ", ".join(f"{count} {cause}" for cause, count in causes) or "none"
+def summary(traces: Sequence[Trace]) -> str:
+    """How many rollouts there are, how they ended, and their mean reward."""
+    causes: dict[str, int] = {}
+    for trace in traces:
+        cause = str(trace.attempt.cause or "running")
+        causes[cause] = causes.get(cause, 0) + 1
+    values = [trace.reward for trace in traces if trace.reward is not None]
+    mean = f"mean reward {sum(values) / len(values):.3f}" if values else "no reward"
+    ended = ", ".join(f"{count} {cause}" for cause, count in causes.items()) or "none"
+    return f"{counted(len(traces), 'rollout')}: {ended}; {len(values)} scored, {mean}"
 
 
 def _headline(trace: Trace) -> Text:
@@ -95,7 +102,10 @@ def _headline(trace: Trace) -> Text:
         (trace.rollout.id, "bold"),
         f"  attempt {attempt.number}  ",
         (str(attempt.cause or "running"), _cause_style(attempt.cause)),
-        (f"  {len(trace.calls)} calls  {tokens} tokens  {seconds:.2f} s", "dim"),
+        (
+            f"  {counted(len(trace.calls), 'call')}  {counted(tokens, 'token')}  {seconds:.2f} s",
+            "dim",
+        ),
     )
 
 
@@ -195,6 +205,11 @@ def _reward(reward: Reward, full: bool) -> Text:
     if reward.feedback:
         text.append(f"  {clip(reward.feedback, full)}")
     return text
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def plain(value: Json) -> str:

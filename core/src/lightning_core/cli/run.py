@@ -6,12 +6,12 @@ import asyncio
 import sys
 
 import click
-from rich.console import Console
 
 from lightning_core.agents import load_object
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.live import LiveProgress
-from lightning_core.cli.render import causes_text, runs_table
+from lightning_core.cli.render import runs_table, summary
+from lightning_core.cli.terminal import console
 from lightning_core.errors import RewardError, UsageError
 from lightning_core.evaluate import run
 from lightning_core.grading import RewardFunction
@@ -79,8 +79,8 @@ def command(
     """
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")
-    console = Console(stderr=True)
-    with LiveProgress(console) as live:
+    out = console(stderr=True)
+    with LiveProgress(out) as live:
         result = asyncio.run(
             run(
                 agent if agent is not None else command_line,
@@ -103,20 +103,16 @@ def _reward(spec: str | None) -> RewardFunction | str | None:
     function = load_object(spec, what="reward", error=RewardError)
     if not callable(function):
         raise UsageError(f"reward {spec!r}: expected a function but got {type(function).__name__}")
-    return function  # type: ignore[return-value]  # what it returns is checked when it is called
+    return function
 
 
 def _report(result: RunResult) -> None:
-    console = Console()
-    console.print(runs_table(result.traces[:_SHOWN]))
+    out = console()
+    out.print(runs_table(result.traces[:_SHOWN]))
     if len(result.traces) > _SHOWN:
-        console.print(f"… and {len(result.traces) - _SHOWN} more", style="dim")
-    mean = "no reward" if result.mean_reward is None else f"mean reward {result.mean_reward:.3f}"
-    console.print(
-        f"\n{len(result.traces)} rollouts in {result.seconds:.1f} s: {causes_text(list(result.causes.items()))};"
-        f" {result.scored} scored, {mean}"
-    )
-    console.print(
+        out.print(f"… and {len(result.traces) - _SHOWN} more", style="dim")
+    out.print(f"\n{summary(result.traces)}; {result.seconds:.1f} s")
+    out.print(
         f"run folder {result.folder}; look closer: lightning-core show {result.name} ROLLOUT",
         style="dim",
     )

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from lightning_core.cli import pairs
+from lightning_core.cli.terminal import console
 from lightning_core.client import Client
 from lightning_core.engines import create_engine
 from lightning_core.plugins import installed
@@ -65,7 +65,6 @@ async def _serve(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    console = Console()
     async with Server(config) as server:
         engine = served.create(folder=config.folder, options=options) if served else None
         try:
@@ -80,7 +79,7 @@ async def _serve(
                             val=SamplingPolicy(temperature=0.0),
                         )
                     )
-            _announce(console, server, config)
+            _announce(server, config)
             failure = asyncio.ensure_future(server.failure())
             stopped = asyncio.ensure_future(stop.wait())
             await asyncio.wait([failure, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +92,8 @@ async def _serve(
                 await engine.stop()
 
 
-def _announce(console: Console, server: Server, config: ServerConfig) -> None:
+def _announce(server: Server, config: ServerConfig) -> None:
+    out = console()
     reach = (
         server.url if is_loopback(config.host) else f"http://HOST:{server.url.rpartition(':')[2]}"
     )
@@ -104,9 +104,9 @@ def _announce(console: Console, server: Server, config: ServerConfig) -> None:
         "runs:     LIGHTNING_CORE_TOKEN=" + server.token(Scope.ADMIN),
         f"          lightning-core run agent.py:graph --tasks tasks.jsonl --workers 0 --server {reach}",
     )
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    out.print("\n".join(lines), soft_wrap=True)
     if not is_loopback(config.host) and not config.allow_targets:
-        console.print(
+        out.print(
             "observed calls are refused here until you allow their hosts: --allow-target api.openai.com",
             style="yellow",
         )

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from lightning_core.cli.render import causes_text, runs_table, trace_tree
+from lightning_core.cli.render import runs_table, summary, trace_tree
+from lightning_core.cli.terminal import console
 from lightning_core.errors import UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.rollout import Rollout
@@ -31,25 +31,16 @@ def command(run: str, rollout: str | None, attempt: int | None, full: bool, as_j
     """
     folder = RunFolder.open(Path(Settings.from_environ().runs), run)
     traces = asyncio.run(_read(folder, rollout, attempt))
-    console = Console()
+    out = console()
     if as_json:
         for trace in traces:
             click.echo(trace.to_json())
     elif rollout is not None:
         for trace in traces:
-            console.print(trace_tree(trace, full=full))
+            out.print(trace_tree(trace, full=full))
     else:
-        console.print(runs_table(traces))
-        causes: dict[str, int] = {}
-        for trace in traces:
-            causes[str(trace.attempt.cause or "running")] = (
-                causes.get(str(trace.attempt.cause or "running"), 0) + 1
-            )
-        values = [trace.reward for trace in traces if trace.reward is not None]
-        mean = f"mean reward {sum(values) / len(values):.3f}" if values else "no reward"
-        console.print(
-            f"\n{len(traces)} rollouts: {causes_text(list(causes.items()))}; {len(values)} scored, {mean}"
-        )  # type: ignore[arg-type]  # strings of causes
+        out.print(runs_table(traces))
+        out.print("\n" + summary(traces))
 
 
 async def _read(folder: RunFolder, rollout: str | None, attempt: int | None) -> list[Trace]:
@@ -73,12 +64,9 @@ async def _rollouts(store: Store) -> list[Rollout]:
 
 
 def _matching(every: list[Rollout], name: str, folder: RunFolder) -> list[Rollout]:
-    for test in (
-        lambda r: r.id == name or r.id.partition(":")[2] == name,
-        lambda r: r.id.partition(":")[2].startswith(name),
-    ):
-        if found := [r for r in every if test(r)]:
-            return found
+    exact = [r for r in every if name in (r.id, r.id.partition(":")[2])]
+    if found := exact or [r for r in every if r.id.partition(":")[2].startswith(name)]:
+        return found
     shown = ", ".join(f"`{r.id.partition(':')[2] or r.id}`" for r in every[:10])
     raise UsageError(
         f"rollout `{name}`: not in run `{folder.path.name}`; it has {shown or 'none'}{' …' if len(every) > 10 else ''}"

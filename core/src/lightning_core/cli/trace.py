@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
 
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.render import trace_tree
+from lightning_core.cli.terminal import console
 from lightning_core.client import Client
 from lightning_core.engines import create_engine
 from lightning_core.errors import FencedError, UsageError, WireError
@@ -34,7 +34,7 @@ from lightning_core.task import Task
 from lightning_core.tokens import Scope
 from lightning_core.trace import Trace
 from lightning_core.wire import Finish, Lease, ServedPolicy
-from lightning_core.worker.launch import adapter_triggers
+from lightning_core.worker.adapters import child_adapters
 
 _LONGEST: Final = 7 * 24 * 3600.0
 _NO_CALLS: Final = """\
@@ -74,14 +74,12 @@ def command(
     trace, folder, status = asyncio.run(
         _trace(command_line, model, engine, engine_options, temperature, name)
     )
-    console = Console(stderr=True)
-    console.print()
-    console.print(trace_tree(trace, full=full))
+    out = console(stderr=True)
+    out.print()
+    out.print(trace_tree(trace, full=full))
     if not trace.calls:
-        console.print(_NO_CALLS, style="yellow", highlight=False)
-    console.print(
-        f"kept in {folder.path}; again: lightning-core show {folder.path.name}", style="dim"
-    )
+        out.print(_NO_CALLS, style="yellow")
+    out.print(f"kept in {folder.path}; again: lightning-core show {folder.path.name}", style="dim")
     return status
 
 
@@ -152,7 +150,7 @@ async def _run(line: tuple[str, ...], lease: Lease, server: str, client: Client,
         session=lease.session,
         attempt=lease.attempt.id,
         span=None,
-        adapters=adapter_triggers(installed().adapters().values()),
+        adapters=child_adapters(installed().adapters().values()),
         base_url=lease.base_url,
         set_key=key,
     )

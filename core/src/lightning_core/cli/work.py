@@ -11,7 +11,7 @@ import click
 from lightning_core.cli import AgentCommand
 from lightning_core.errors import UsageError
 from lightning_core.settings import Settings
-from lightning_core.worker import work
+from lightning_core.worker.entry import work
 
 
 @click.command("work", cls=AgentCommand)

@@ -22,6 +22,7 @@ from lightning_core.errors import (
     WireError,
 )
 from lightning_core.gateway.app import Gateway
+from lightning_core.records import Json
 from lightning_core.reward import Reward
 from lightning_core.rollout import Attempt, Rollout, RolloutStatus
 from lightning_core.server.scheduler import Scheduler
@@ -214,7 +215,7 @@ class Api:
     # Workers -------------------------------------------------------------------------------------------------
 
     async def _lease(self, request: _Request) -> object:
-        upstream = request.field("upstream", str | None) if "upstream" in request.body else None
+        upstream = request.body.get("upstream")
         granted = await self._scheduler.lease(
             request.field("worker", str),
             capacity=request.field("capacity", int),
@@ -232,7 +233,7 @@ class Api:
                 rollout,
                 request.field("task", Task),
                 worker="session",
-                upstream=_without_credentials(request.field("upstream", str | None)),
+                upstream=_without_credentials(request.body.get("upstream")),
             )
         )
         return self._as_lease(request, *granted)
@@ -297,16 +298,18 @@ class Api:
 
     async def _status(self, request: _Request) -> object:
         policy = self._gateway.policy
+        shown = None
+        if policy is not None:
+            shown = {
+                "version": policy.version,
+                "model": policy.endpoints[0].model,
+                "replicas": len(policy.endpoints),
+            }
         return Status(
             version=__version__,
             in_flight=self._gateway.in_flight,
             paused=self._gateway.paused,
-            policy=policy
-            and {
-                "version": policy.version,
-                "model": policy.endpoints[0].model,
-                "replicas": len(policy.endpoints),
-            },
+            policy=shown,
             **self._scheduler.status(),
         )
 
@@ -320,12 +323,12 @@ class _Request(msgspec.Struct, frozen=True):
     body: dict[str, Any]
     origin: str
 
-    def field(self, name: str, kind: type[_T] | Any) -> _T:
+    def field(self, name: str, kind: type[_T]) -> _T:
         """A field of the body, converted; `ValidationError` names it."""
         if name not in self.body:
             raise WireError(f"body: `{name}` is missing", 400)
         try:
-            return msgspec.convert(self.body[name], kind)  # type: ignore[no-any-return]  # unions are no type[_T]
+            return msgspec.convert(self.body[name], kind)
         except msgspec.ValidationError as error:
             raise WireError(f"body: `{name}`: {error}", 400) from error
 
@@ -369,9 +372,11 @@ def _origin(request: web.BaseRequest) -> str:
     return f"{request.scheme}://{request.host}"
 
 
-def _without_credentials(url: str | None) -> str | None:
+def _without_credentials(url: Json) -> str | None:
     if url is None:
         return None
+    if not isinstance(url, str):
+        raise WireError(f"upstream: expected a URL but got {url!r}", 400)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise WireError(f"upstream: expected an http(s) URL but got {url!r}", 400)

@@ -17,7 +17,8 @@ from aiohttp.http_parser import RawRequestMessage
 
 from lightning_core import __version__
 from lightning_core.errors import StoreError, UsageError
-from lightning_core.gateway.app import Gateway, GatewayLimits
+from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.limits import GatewayLimits
 from lightning_core.server.api import PREFIX, Api
 from lightning_core.server.scheduler import LEASE_SECONDS, Scheduler
 from lightning_core.store.sqlite import SQLiteStore
@@ -161,7 +162,7 @@ class Server:
         self,
         message: RawRequestMessage,
         payload: StreamReader,
-        protocol: web.RequestHandler[web.BaseRequest],
+        protocol: web.RequestHandler,
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> web.BaseRequest:

@@ -16,7 +16,7 @@ class EventLog:
     """The last events. Numbers grow over restarts too, so that a client sees that it has missed some."""
 
     def __init__(self) -> None:
-        self._first = self._next = int(time.time() * 1000)
+        self._next = int(time.time() * 1000)
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._changed = asyncio.Condition()
 
@@ -44,14 +44,17 @@ class EventLog:
 
     async def after(self, number: int, *, wait: float, limit: int = 1000) -> list[Event]:
         """Events above `number`, waiting up to `wait` seconds for the first."""
-        if number >= self._next - 1 and wait > 0:
+        if not self._newer(number) and wait > 0:
             try:
                 async with asyncio.timeout(wait), self._changed:
-                    await self._changed.wait_for(lambda: self._next - 1 > number)
+                    await self._changed.wait_for(lambda: self._newer(number))
             except TimeoutError:
                 return []
         skip = max(0, number + 1 - self._events[0].number) if self._events else 0
         return [self._events[i] for i in range(skip, min(len(self._events), skip + limit))]
+
+    def _newer(self, number: int) -> bool:
+        return bool(self._events) and self._events[-1].number > number
 
     @property
     def last(self) -> int:
