@@ -99,7 +99,12 @@ def test_whatever_gives_an_awaitable_is_awaited():
 
 def test_a_reward_is_taken_as_it_is():
     given = Reward(
-        value=1, name="style", scope=RewardScope.AGENT, target="writer", feedback="good", source="me"
+        value=1,
+        name="style",
+        scope=RewardScope.AGENT,
+        target="writer",
+        feedback="good",
+        source="me",
     )
     assert graded(lambda task, trace: given) == (given,)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,6 +22,7 @@ from lightning_core.engines import create_engine
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, reward_name
+from lightning_core.instrument.bootstrap import PLACEHOLDER_KEY
 from lightning_core.plugins import Plugins, installed
 from lightning_core.progress import ProgressListener
 from lightning_core.rollout import Budget, Mode
@@ -139,7 +141,7 @@ async def run(
         folder.write_config(config)
     started = time.monotonic()
     async with AsyncExitStack() as stack:
-        fatal: list[Awaitable[LightningError]] = []
+        fatal: list[Callable[[], Awaitable[LightningError]]] = []
         url, admin, worker_token = (
             server or settings.server,
             token or settings.token,
@@ -147,7 +149,7 @@ async def run(
         )
         if url is None:
             process = await stack.enter_async_context(ServerProcess(folder.path))
-            fatal.append(process.died())
+            fatal.append(process.died)
             url, admin = process.url, process.token(Scope.ADMIN)
             worker_token = process.token(Scope.WORKER)
         if not admin or not worker_token:
@@ -172,17 +174,17 @@ async def run(
         await stack.enter_async_context(served_run.following())
         if live:
             assert adapter is not None
-            working = stack.enter_async_context(
-                _work_here(agent, adapter, url, worker_token, plugins, concurrency, isolate)
-            )
-            fatal.append(await working)
+            if served is not None:
+                stack.enter_context(_some_key())
+            working = _work_here(agent, adapter, url, worker_token, plugins, concurrency, isolate)
+            fatal.append(await stack.enter_async_context(working))
         for number in range(0 if live else workers):
             child = _worker_child(
                 number, spec, command, url, worker_token, folder, concurrency, isolate
             )
             await child.start()
             stack.push_async_callback(child.stop)
-            fatal.append(child.died())
+            fatal.append(child.died)
         requests = [RolloutRequest(task=task, count=repeats, mode=config.mode) for task in chosen]
         groups = await _unless(served_run.rollouts(requests), fatal)
     return RunResult(
@@ -238,6 +240,19 @@ def _open_folder(runs: Path, name: str | None, resume: bool, hint: str) -> RunFo
     return RunFolder.open(runs, name)
 
 
+@contextlib.contextmanager
+def _some_key() -> Iterator[None]:
+    """Let an agent build its client in this process though the user has no key: the gateway answers its calls."""
+    if os.environ.get("OPENAI_API_KEY"):
+        yield
+        return
+    os.environ["OPENAI_API_KEY"] = PLACEHOLDER_KEY
+    try:
+        yield
+    finally:
+        os.environ.pop("OPENAI_API_KEY", None)
+
+
 @contextlib.asynccontextmanager
 async def _work_here(
     agent: object,
@@ -247,7 +262,7 @@ async def _work_here(
     plugins: Plugins,
     concurrency: int,
     isolate: bool,
-) -> AsyncIterator[Awaitable[LightningError]]:
+) -> AsyncIterator[Callable[[], Awaitable[LightningError]]]:
     """A worker in this process, for a live object."""
     if isolate:
         raise UsageError(
@@ -274,7 +289,7 @@ async def _work_here(
             return LightningError("worker: ended before the rollouts did")
 
         try:
-            yield died()
+            yield died
         finally:
             stop.set()
             await asyncio.wait([working], timeout=_WORKER_GRACE)
@@ -308,10 +323,12 @@ def _worker_child(
     )
 
 
-async def _unless(work: Awaitable[_T], fatal: Sequence[Awaitable[LightningError]]) -> _T:
+async def _unless(
+    work: Awaitable[_T], fatal: Sequence[Callable[[], Awaitable[LightningError]]]
+) -> _T:
     """The result of `work`, unless something that it needs dies first."""
     doing = asyncio.ensure_future(work)
-    deaths = [asyncio.ensure_future(death) for death in fatal]
+    deaths = [asyncio.ensure_future(died()) for died in fatal]
     try:
         await asyncio.wait([doing, *deaths], return_when=asyncio.FIRST_COMPLETED)
         if doing.done():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import click
@@ -11,7 +10,7 @@ from lightning_core.agents import load_object
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.live import LiveProgress
 from lightning_core.cli.render import runs_table, summary
-from lightning_core.cli.terminal import console
+from lightning_core.cli.terminal import complete, console
 from lightning_core.errors import RewardError, UsageError
 from lightning_core.evaluate import run
 from lightning_core.grading import RewardFunction
@@ -81,7 +80,7 @@ def command(
         raise click.UsageError("give either AGENT or a command line after `--`")
     out = console(stderr=True)
     with LiveProgress(out) as live:
-        result = asyncio.run(
+        result = complete(
             run(
                 agent if agent is not None else command_line,
                 tasks,

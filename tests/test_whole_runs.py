@@ -1,0 +1,435 @@
+"""The whole path as a user walks it: command line and Python, server, worker, gateway, grader."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import lightning_core as lc
+from lightning_core.errors import UsageError
+from lightning_core.rollout import Cause
+from lightning_core.testing import Delay, Error, Text
+
+pytestmark = pytest.mark.slow
+
+
+def write_tasks(folder, *tasks):
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+
+def traces(cli, run="last"):
+    done = cli("show", run, "--json")
+    assert done.returncode == 0, done.stderr
+    return {
+        t["rollout"]["task_id"]: lc.Trace.from_value(t)
+        for t in map(json.loads, done.stdout.splitlines())
+    }
+
+
+def processes_with(marker: str) -> list[int]:
+    """The processes whose environment holds a marker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_run_records_every_call_and_scores_every_rollout(cli, folder, scripted_server):
+    write_tasks(
+        folder,
+        {"id": "a", "input": "hello", "expected": "hello"},
+        {"id": "b", "input": "hello", "expected": "bye"},
+    )
+    done = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--reward", "agents.py:score",
+               "--model", scripted_server.base_url)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 rollouts: 2 success; 2 scored, mean reward 0.500" in done.stdout
+    got = traces(cli)
+    assert {task: trace.reward for task, trace in got.items()} == {"a": 1.0, "b": 0.0}
+    (call,) = got["a"].calls
+    assert (call.text, call.stream, call.complete, call.mode) == ("hello", True, True, "val")
+    lines = [
+        json.loads(line)
+        for line in next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()
+    ]
+    assert sorted(line["task"] for line in lines) == ["a", "b"]
+
+
+def test_without_a_model_calls_go_where_they_went_with_the_agents_own_key(
+    cli, folder, scripted_server
+):
+    write_tasks(folder, {"id": "a", "input": "hello"})
+    done = cli("run", "agents.py:plain", "--tasks", "tasks.jsonl",
+               OPENAI_BASE_URL=scripted_server.base_url, OPENAI_API_KEY="sk-users-own")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (request,) = scripted_server.requests
+    assert request.headers["authorization"] == "Bearer sk-users-own"
+    assert not [name for name in request.headers if name.lower().startswith("x-lightning")]
+    assert len(traces(cli)["a"].calls) == 1
+    for path in folder.glob("runs/**/*"):
+        if path.is_file():
+            assert b"sk-users-own" not in path.read_bytes(), path
+
+
+def test_no_token_is_written_to_any_log_or_record(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "hello"})
+    cli("run", "agents.py:plain", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url)
+    cli(
+        "trace",
+        "--model",
+        scripted_server.base_url,
+        "--",
+        "python",
+        "-c",
+        "import agents; agents.plain('x')",
+    )
+    files = [path for path in folder.glob("runs/**/*") if path.is_file()]
+    assert len(files) >= 6
+    for path in files:
+        assert b"lc1." not in path.read_bytes(), path
+
+
+def test_each_failure_is_put_down_to_its_cause_and_the_others_go_on(cli, folder, scripted_server):
+    write_tasks(
+        folder,
+        {"id": "good", "input": "hello", "expected": "hello"},
+        {"id": "raises", "input": "raise"},
+        {"id": "hangs", "input": "hang"},
+        {"id": "garbage", "input": "garbage"},
+        {"id": "bad-grader", "input": "x", "metadata": {"grader": "raise"}},
+        {"id": "nan-grader", "input": "x", "metadata": {"grader": "nan"}},
+    )
+    done = cli("run", "agents.py:moody", "--tasks", "tasks.jsonl", "--reward", "agents.py:score",
+               "--model", scripted_server.base_url, "--timeout", "5")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    got = traces(cli)
+    causes = {task: str(trace.attempt.cause) for task, trace in got.items()}
+    assert causes == {
+        "good": "success", "raises": "agent_error", "hangs": "timeout", "garbage": "agent_error",
+        "bad-grader": "success", "nan-grader": "success",
+    }  # fmt: skip
+    assert [task for task, trace in got.items() if trace.reward is not None] == ["good"]
+    statuses = {task: str(trace.rewards[0].status) for task, trace in got.items()}
+    assert set(statuses.values()) == {"scored", "unscored"}
+    assert "the agent broke" in got["raises"].attempt.error
+    assert "the grader broke" in got["bad-grader"].rewards[0].details["error"]
+    assert all(len(trace.calls) == 1 for trace in got.values())
+
+
+def test_an_agent_that_exits_takes_no_sibling_with_it_when_isolated(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "good", "input": "hello"}, {"id": "exits", "input": "exit"})
+    done = cli(
+        "run",
+        "agents.py:moody",
+        "--tasks",
+        "tasks.jsonl",
+        "--isolate",
+        "--model",
+        scripted_server.base_url,
+    )
+    assert done.returncode == 0, done.stderr
+    causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
+    assert causes == {"good": "success", "exits": "agent_error"}
+
+
+def test_an_agent_that_ends_the_worker_is_one_clear_error(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "exits", "input": "exit"})
+    done = cli(
+        "run", "agents.py:moody", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url
+    )
+    assert done.returncode == 1
+    assert "worker 0: ended with status 7" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_model_call_is_a_model_error_and_is_tried_again(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "hello"})
+    scripted_server.enqueue(Error(500, {"error": {"message": "overloaded"}}), Text("better"))
+    done = cli(
+        "run", "agents.py:plain", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url
+    )
+    assert done.returncode == 0, done.stderr
+    trace = traces(cli)["a"]
+    assert (trace.attempt.number, trace.output) == (2, "better")
+    first = cli("show", "last", "a", "--attempt", "1")
+    assert "model_error" in first.stdout
+    assert "overloaded" in first.stdout
+
+
+def test_a_command_in_another_language_is_an_agent(cli, folder, scripted_server):
+    (folder / "agent.sh").write_text(
+        "question=$(python3 -c \"import json,os;print(json.load(open(os.environ['LIGHTNING_CORE_TASK']))['input'])\")\n"
+        'curl -s "$OPENAI_BASE_URL/chat/completions" -H "content-type: application/json" '
+        '-H "authorization: Bearer $OPENAI_API_KEY" '
+        '-d "{\\"model\\": \\"m\\", \\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"$question\\"}]}" '
+        "> reply-$$.json && python3 -c \"import json,sys;print(json.load(open(sys.argv[1]))['choices'][0]['message']['content'])\" reply-$$.json\n"
+    )
+    write_tasks(folder, {"id": "a", "input": "hello", "expected": "hello"})
+    done = cli("run", "--tasks", "tasks.jsonl", "--reward", "exact_match", "--model", scripted_server.base_url,
+               "--", "bash", "agent.sh")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    trace = traces(cli)["a"]
+    assert (trace.output, trace.reward, len(trace.calls)) == ("hello", 1.0, 1)
+
+
+def test_a_run_that_was_killed_is_resumed_and_repeats_nothing(
+    cli, folder, environment, scripted_server
+):
+    write_tasks(folder, *({"id": f"t{n}", "input": f"q{n}", "expected": f"q{n}"} for n in range(6)))
+    scripted_server.respond(
+        lambda request: (
+            Delay(0.3, Text(request.messages[-1]["content"])) if request.messages else None
+        )
+    )
+    command = ["lightning-core", "run", "agents.py:plain", "--tasks", "tasks.jsonl", "--reward", "exact_match",
+               "--model", scripted_server.base_url, "--concurrency", "1", "--name", "mine"]  # fmt: skip
+    process = subprocess.Popen(command, cwd=folder, env=environment | {"MARK": "resumed-run-7f3a"})
+    scripted_server.wait_for(4).wait(120)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while processes_with("resumed-run-7f3a"):
+        assert time.monotonic() < deadline, "children outlived the run"
+        time.sleep(0.1)
+    done = cli(*command[1:], "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "6 rollouts: 6 success; 6 scored, mean reward 1.000" in done.stdout
+    # What was under way when the run was killed may have been asked twice; what had ended was not.
+    assert 6 <= sum(bool(request.messages) for request in scripted_server.requests) <= 8
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_no_process_behind(folder, environment, scripted_server, kind):
+    write_tasks(folder, {"id": "a", "input": "hang"})
+    mark = f"interrupted-run-{kind}"
+    process = subprocess.Popen(
+        ["lightning-core", "run", "agents.py:moody", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url],
+        cwd=folder, env=environment | {"MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    scripted_server.wait_for(1).wait(120)
+    process.send_signal(kind)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (130 if kind == signal.SIGINT else 143)
+    assert "Traceback" not in said
+    assert processes_with(mark) == []
+
+
+def test_a_failed_start_leaves_no_process_behind(cli, folder):
+    write_tasks(folder, {"id": "a", "input": "x"})
+    done = cli(
+        "run",
+        "agents.py:plain",
+        "--tasks",
+        "tasks.jsonl",
+        "--model",
+        "http://127.0.0.1:9/v1",
+        MARK="failed-start-1c",
+    )
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9/v1/models cannot be reached" in done.stderr
+    done = cli("run", "agents.py:absent", "--tasks", "tasks.jsonl", MARK="failed-start-1c")
+    assert done.returncode == 1
+    assert "`agents.py` has no `absent`" in done.stderr
+    assert processes_with("failed-start-1c") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--tasks", "absent.jsonl"), "absent.jsonl"),
+        (
+            ("--tasks", "tasks.jsonl", "--reward", "agents.py:nothing"),
+            "`agents.py` has no `nothing`",
+        ),
+        (("--tasks", "tasks.jsonl", "--reward", "nothing"), "known are `contains`"),
+        (("--tasks", "tasks.jsonl", "--model", "no such model"), "no engine accepts it"),
+        (("--tasks", "tasks.jsonl", "--name", "../out"), "run name '../out'"),
+        (("--tasks", "tasks.jsonl", "--field", "input=absent"), "absent"),
+        (("--tasks", "tasks.jsonl", "--resume"), "which run?"),
+    ],
+)
+def test_bad_arguments_are_one_clear_error_and_nothing_is_started(cli, folder, arguments, says):
+    write_tasks(folder, {"id": "a", "input": "x"})
+    done = cli("run", "agents.py:plain", *arguments)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "runs").exists()
+
+
+def test_a_name_that_is_taken_is_refused(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "x"})
+    arguments = (
+        "run",
+        "agents.py:plain",
+        "--tasks",
+        "tasks.jsonl",
+        "--model",
+        scripted_server.base_url,
+        "--name",
+        "one",
+    )
+    assert cli(*arguments).returncode == 0
+    again = cli(*arguments)
+    assert again.returncode == 1
+    assert "`--resume`" in again.stderr
+
+
+def test_trace_shows_any_programs_calls_and_passes_its_status_on(cli, folder, scripted_server):
+    (folder / "program.py").write_text(
+        "import sys, agents\nprint(agents.plain('what is up?'))\nsys.exit(3)\n"
+    )
+    done = cli(
+        "trace",
+        "--",
+        "python",
+        "program.py",
+        OPENAI_BASE_URL=scripted_server.base_url,
+        OPENAI_API_KEY="k",
+    )
+    assert done.returncode == 3
+    assert done.stdout == "what is up?\n"
+    assert "user what is up?" in done.stderr
+    assert "ended with status 3" in done.stderr
+
+
+def test_trace_says_when_it_saw_nothing(cli):
+    done = cli("trace", "--", "python", "-c", "print('hi')")
+    assert (done.returncode, done.stdout) == (0, "hi\n")
+    assert "no model call was seen" in done.stderr
+
+
+def test_server_and_worker_on_their_own(cli, folder, environment, scripted_server):
+    write_tasks(folder, *({"id": f"t{n}", "input": f"q{n}", "expected": f"q{n}"} for n in range(4)))
+    mark = {"MARK": "own-server-55"}
+    server = subprocess.Popen(
+        ["lightning-core", "serve", "--port", "0", "--model", scripted_server.base_url],
+        cwd=folder, env=environment | mark, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        said = [server.stdout.readline() for _ in range(5)]
+        url = said[0].split()[2].rstrip(",")
+        worker_token, admin_token = (
+            line.partition("TOKEN=")[2].strip() for line in (said[1], said[3])
+        )
+        worker = subprocess.Popen(
+            ["lightning-core", "work", "agents.py:streaming", "--server", url],
+            cwd=folder, env=environment | mark | {"LIGHTNING_CORE_TOKEN": worker_token},
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            done = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--reward", "exact_match", "--workers", "0",
+                       "--server", url, "--model", scripted_server.base_url, LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert "4 scored, mean reward 1.000" in done.stdout
+        finally:
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait(30) == 0
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.stdout.close()
+        assert server.wait(30) == 0
+    assert processes_with("own-server-55") == []
+
+
+def test_a_plugin_that_fails_to_import_is_named_and_the_run_goes_on(cli, folder, scripted_server):
+    package = folder / "broken"
+    (package / "lightning_broken-1.2.dist-info").mkdir(parents=True)
+    (package / "lightning_broken-1.2.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lightning-broken\nVersion: 1.2\n"
+    )
+    (package / "lightning_broken-1.2.dist-info/entry_points.txt").write_text(
+        "[lightning_core]\nbroken = lightning_broken\n"
+    )
+    (package / "lightning_broken.py").write_text("import a_framework_that_is_not_there\n")
+    listed = cli("plugins", PYTHONPATH=str(package))
+    assert listed.returncode == 1
+    assert "plugin `broken` of `lightning-broken` 1.2 could not be loaded" in listed.stdout
+    write_tasks(folder, {"id": "a", "input": "x"})
+    done = cli(
+        "run",
+        "agents.py:plain",
+        "--tasks",
+        "tasks.jsonl",
+        "--model",
+        scripted_server.base_url,
+        PYTHONPATH=str(package),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+async def test_from_python_a_live_agent_runs_in_this_process(
+    tmp_path, scripted_server, monkeypatch
+):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    here = os.getpid()
+
+    async def agent(question):
+        from openai import AsyncOpenAI
+
+        async with AsyncOpenAI() as client:
+            reply = await client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": question}], temperature=0.9
+            )
+        return {"pid": os.getpid(), "text": reply.choices[0].message.content}
+
+    result = await lc.run(
+        agent,
+        [{"id": str(n), "input": f"q{n}", "expected": f"q{n}"} for n in range(8)],
+        reward=lambda task, trace: {"reward": trace.output["text"] == task.expected, "length": 2.0},
+        model=scripted_server.base_url,
+        runs=tmp_path,
+    )
+    assert result.mean_reward == 1.0
+    assert result.causes == {Cause.SUCCESS: 8}
+    assert [trace.task.id for trace in result.traces] == [str(n) for n in range(8)]
+    assert {trace.output["pid"] for trace in result.traces} == {here}
+    assert all(trace.calls[0].overrides["temperature"] == 0.0 for trace in result.traces)
+    assert {reward.name for reward in result.traces[0].rewards} == {"reward", "length"}
+    assert "OPENAI_API_KEY" not in os.environ
+
+
+async def test_run_sync_refuses_a_running_loop():
+    with pytest.raises(UsageError, match=r"await lightning_core\.run"):
+        lc.run_sync(lambda question: question, [{"input": "x"}])
+
+
+def test_show_lists_and_finds(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "alpha", "input": "x"}, {"id": "beta", "input": "y"})
+    cli(
+        "run",
+        "agents.py:plain",
+        "--tasks",
+        "tasks.jsonl",
+        "--model",
+        scripted_server.base_url,
+        "--name",
+        "shown",
+    )
+    assert "alpha:0" in cli("show", "sho").stdout
+    assert "user y" in cli("show", "last", "beta").stdout
+    missing = cli("show", "shown", "gamma")
+    assert missing.returncode == 1
+    assert "it has `alpha:0`, `beta:0`" in missing.stderr
+    assert "run `nothing`: not found" in cli("show", "nothing").stderr
+
+
+def test_doctor_finds_nothing_wrong_here(cli):
+    done = cli("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "0 problems" in done.stdout
+
+
+def test_doctor_names_a_run_folder_that_cannot_be_used(cli, folder):
+    (folder / "file").write_text("")
+    done = cli("doctor", LIGHTNING_CORE_RUNS=str(folder / "file" / "runs"))
+    assert done.returncode == 1
+    assert "LIGHTNING_CORE_RUNS" in done.stdout
