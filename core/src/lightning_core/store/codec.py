@@ -1,0 +1,269 @@
+"""Records as bytes, and calls as a small record with the blocks it is put together from."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from lightning_core.errors import StoreError
+from lightning_core.records import Record
+from lightning_core.store.blocks import TOKENS, Body, body, pack, unfold, unpack
+from lightning_core.trace import Call, Choice
+
+R = TypeVar("R", bound=Record)
+
+_LISTS = ("messages", "input")
+"""Request fields that hold a conversation, in the formats that there are."""
+_INLINE = 256
+"""The rest of a request from this size on, in bytes, is a block: tools and schemas repeat with every call."""
+
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+
+
+class CallParts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a call is put together; `call.parts` as msgpack. Empty where its JSON is all of it."""
+
+    key: str | None = None
+    """The request field whose list was taken out."""
+    messages: list[bytes] | None = None
+    """That list, folded; one JSON block each."""
+    request: int | None = None
+    """The block of the request without that list; None where it stayed in the call's JSON."""
+    prompt: list[bytes] | None = None
+    """Full blocks of the prompt's token ids, folded; little-endian int32. None where no ids were taken out."""
+    tail: bytes = b""
+    """The token ids after the last full block, likewise."""
+    choices: list[tuple[bytes | None, bytes | None]] | None = None
+    """For each choice its token ids (int32) and log-probabilities (float64); None where none were taken out."""
+
+
+_parts = msgspec.msgpack.Decoder(CallParts)
+_bodies = msgspec.msgpack.Decoder(list[bytes])
+
+
+class SplitCall(msgspec.Struct, frozen=True, gc=False):
+    """A call on its way into the store, before its blocks have numbers."""
+
+    call: Call
+    """The call; its ids and index."""
+    data: bytes
+    """Its JSON without what was taken out."""
+    key: str | None
+    """As in `CallParts`."""
+    messages: list[Body]
+    """As in `CallParts`, not folded."""
+    request: Body | None
+    """As in `CallParts`."""
+    prompt: list[Body] | None
+    """As in `CallParts`, not folded."""
+    tail: bytes
+    """As in `CallParts`."""
+    choices: list[tuple[bytes | None, bytes | None]] | None
+    """As in `CallParts`."""
+
+
+def encode(value: Any, what: str) -> bytes:
+    """JSON of a record or a JSON value; `what` names it in the error.
+
+    Raises:
+        StoreError: JSON cannot hold it.
+    """
+    try:
+        return _json.encode(value)
+    except UnicodeEncodeError:
+        # A lone surrogate, as in the output of a command that is not UTF-8, survives only as an escape.
+        try:
+            return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _unfit(what, error) from error
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _unfit(what, error) from error
+
+
+def _unfit(what: str, error: Exception) -> StoreError:
+    return StoreError(f"{what}: JSON cannot hold it: {error}; give plain JSON values")
+
+
+def decode_value(data: bytes) -> Any:
+    """The JSON value that `encode` encoded."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)
+
+
+@functools.cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def decode(data: bytes, kind: type[R]) -> R:
+    """The record that `encode` encoded."""
+    try:
+        record: R = _decoder(kind).decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        record = msgspec.convert(json.loads(data), kind)
+    return record
+
+
+def split(call: Call) -> SplitCall:
+    """Take out of a call what is large and repeats.
+
+    Raises:
+        StoreError: JSON cannot hold it.
+    """
+    try:
+        return _split(call, _json.encode)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return _split(call, functools.partial(encode, what=f"call `{call.id}`"))
+
+
+def _split(call: Call, encode: Callable[[Any], bytes]) -> SplitCall:
+    changes: dict[str, Any] = {}
+    key, messages, request = None, [], None
+    if rest := call.request:
+        for name in _LISTS:
+            if _is_conversation(rest.get(name)):
+                key = name
+                messages = [body(encode(item)) for item in rest[name]]
+                rest = {**rest, name: None}
+                break
+        encoded = encode(rest)
+        if len(encoded) >= _INLINE:
+            request, rest = body(encoded), {}
+        if rest is not call.request:
+            changes["request"] = rest
+    prompt, tail = None, b""
+    if call.prompt_token_ids is not None:
+        ids = _pack("i", call.prompt_token_ids)
+        if ids is not None:
+            size = TOKENS * 4
+            full = len(ids) - len(ids) % size
+            prompt, tail = [body(ids[at : at + size]) for at in range(0, full, size)], ids[full:]
+            changes["prompt_token_ids"] = None
+    choices = None
+    for choice in call.choices:
+        if choice.token_ids is not None or choice.logprobs is not None:
+            choices = [(_pack("i", c.token_ids), _pack("d", c.logprobs)) for c in call.choices]
+            changes["choices"] = tuple(map(_without_arrays, call.choices, choices))
+            break
+    data = encode(msgspec.structs.replace(call, **changes) if changes else call)
+    return SplitCall(call, data, key, messages, request, prompt, tail, choices)
+
+
+def _is_conversation(items: Any) -> bool:
+    if type(items) is not list or not items:
+        return False
+    for item in items:  # noqa: SIM110 - a generator costs more than the rest of this
+        if type(item) is not dict:
+            return False
+    return True
+
+
+def _pack(code: str, values: Sequence[float] | None) -> bytes | None:
+    """The numbers as bytes; None where there are none, or they do not fit and stay in the JSON."""
+    if values is None:
+        return None
+    try:
+        return pack(code, values)
+    except (OverflowError, TypeError):
+        return None
+
+
+def _without_arrays(choice: Choice, arrays: tuple[bytes | None, bytes | None]) -> Choice:
+    ids, logprobs = arrays
+    return msgspec.structs.replace(
+        choice,
+        token_ids=choice.token_ids if ids is None else None,
+        logprobs=choice.logprobs if logprobs is None else None,
+    )
+
+
+def encode_parts(parts: CallParts) -> bytes:
+    """The bytes of `call.parts`."""
+    return _msgpack.encode(parts)
+
+
+def encode_bodies(bodies: list[bytes]) -> bytes | None:
+    """The bytes of `call.bodies`; None where there are none."""
+    return _msgpack.encode(bodies) if bodies else None
+
+
+def decode_bodies(first: int, packed: bytes | None) -> dict[int, bytes]:
+    """Blocks by number, of a row whose first block is `first`."""
+    return dict(enumerate(_bodies.decode(packed), first)) if packed else {}
+
+
+class CallJoiner:
+    """Puts calls together again. What calls share is read and decoded once, so that a conversation takes memory in
+    proportion to what it says, not to its turns times its length."""
+
+    def __init__(self, fetch: Callable[[int], dict[int, bytes]]) -> None:
+        """`fetch` gives a block by number, and others that it found with it."""
+        self._fetch = fetch
+        self._bytes: dict[int, bytes] = {}
+        self._values: dict[int, Any] = {}
+        self._tokens: dict[int, tuple[int, ...]] = {}
+
+    def learn(self, blocks: dict[int, bytes]) -> None:
+        """Take note of blocks that need not be fetched."""
+        self._bytes.update(blocks)
+
+    def join(self, data: bytes, packed: bytes | None) -> Call:
+        """The call that `split` took apart."""
+        call = decode(data, Call)
+        if packed is None:
+            return call
+        parts = _parts.decode(packed)
+        changes: dict[str, Any] = {}
+        if parts.key is not None or parts.request is not None:
+            rest = call.request if parts.request is None else self._json([parts.request])[0]
+            # The shared value stays as it is; the field keeps its place.
+            request = dict(rest)
+            if parts.key is not None and parts.messages is not None:
+                request[parts.key] = self._json(unfold(parts.messages, self._raw))
+            changes["request"] = request
+        if parts.prompt is not None:
+            changes["prompt_token_ids"] = self._prompt(parts.prompt, parts.tail)
+        if parts.choices is not None:
+            changes["choices"] = tuple(map(_with_arrays, call.choices, parts.choices))
+        return msgspec.structs.replace(call, **changes)
+
+    def _block(self, number: int) -> bytes:
+        if number not in self._bytes:
+            self._bytes.update(self._fetch(number))
+        return self._bytes[number]
+
+    def _raw(self, numbers: Sequence[int]) -> list[bytes]:
+        return [self._block(number) for number in numbers]
+
+    def _json(self, numbers: Sequence[int]) -> list[Any]:
+        for number in numbers:
+            if number not in self._values:
+                self._values[number] = decode_value(self._block(number))
+        return [self._values[number] for number in numbers]
+
+    def _prompt(self, levels: Sequence[bytes], tail: bytes) -> tuple[int, ...]:
+        ids: list[int] = []
+        for number in unfold(levels, self._raw):
+            if number not in self._tokens:
+                self._tokens[number] = tuple(unpack("i", self._block(number)))
+            ids.extend(self._tokens[number])
+        ids.extend(unpack("i", tail))
+        return tuple(ids)
+
+
+def _with_arrays(choice: Choice, arrays: tuple[bytes | None, bytes | None]) -> Choice:
+    ids, logprobs = arrays
+    return msgspec.structs.replace(
+        choice,
+        token_ids=choice.token_ids if ids is None else tuple(unpack("i", ids)),
+        logprobs=choice.logprobs if logprobs is None else tuple(unpack("d", logprobs)),
+    )
