@@ -1,0 +1,109 @@
+"""The environment that carries an attempt into a child process. Standard library only.
+
+A Python child is hooked by our `sitecustomize`, in any virtual environment of Python 3.9 or later. Not reached are
+interpreters that ignore the environment or `site` (`python -I`, `-E`, `-S`); older ones and other languages have the
+addresses alone. Once a Python child imports `openai` or `dotenv`, the addresses in its own `os.environ` are the
+user's again, and only children that it starts by `subprocess` or `asyncio` see ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from .context import Scope
+
+STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+"""The folder with our `sitecustomize.py`."""
+PLACEHOLDER_KEY = "lightning-core"
+"""What `OPENAI_API_KEY` is set to where the gateway has no use for a key: the session is part of the address."""
+ORIGINAL = "LIGHTNING_CORE_ORIGINAL_"
+"""Prefix of the variables that keep what ours replaced."""
+
+_SESSION = "LIGHTNING_CORE_SESSION"
+_ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def child_environment(
+    base: Mapping[str, str],
+    *,
+    gateway: str,
+    session: str,
+    attempt: str,
+    span: str | None,
+    adapters: Mapping[str, str],
+    base_url: str,
+    set_key: bool,
+) -> dict[str, str]:
+    """The environment for a child process of an attempt, made from `base`, which stays as it is.
+
+    `gateway` is the origin `http://HOST:PORT`, `session` the token, `base_url` the session's OpenAI-compatible
+    address. `adapters` gives `module:Class` by the module after whose import it is entered. `set_key` replaces
+    `OPENAI_API_KEY`: say so in train and val mode, and where the user has no key but the run names a model.
+    Making it twice gives the same, so a child may start children.
+    """
+    environment = dict(base)
+    environment[_SESSION] = json.dumps(
+        {
+            "gateway": gateway,
+            "session": session,
+            "attempt": attempt,
+            "span": span,
+            "adapters": dict(adapters),
+        }
+    )
+    paths = [p for p in base.get("PYTHONPATH", "").split(os.pathsep) if p and p != STARTUP]
+    environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *paths])
+    for name in _ADDRESSES:
+        value = base.get(name)
+        if value is not None and not _is_ours(value, gateway):
+            environment[ORIGINAL + name] = value
+        elif value is None:
+            environment.pop(ORIGINAL + name, None)
+        environment[name] = base_url
+    if set_key:
+        environment["OPENAI_API_KEY"] = PLACEHOLDER_KEY
+    if any(base.get(name) for name in _PROXIES):
+        host = gateway.partition("://")[2].rpartition(":")[0]
+        for name in ("no_proxy", "NO_PROXY"):
+            hosts = [h for h in base.get(name, "").split(",") if h]
+            environment[name] = ",".join(hosts if host in hosts else [*hosts, host])
+    return environment
+
+
+def environment_of(scope: Scope, base: Mapping[str, str]) -> dict[str, str]:
+    """`child_environment` for a child of the running code, whose scope is `scope`."""
+    return child_environment(
+        base,
+        gateway=scope.gateway,
+        session=scope.session,
+        attempt=scope.attempt,
+        span=scope.span,
+        adapters=scope.adapters,
+        base_url=scope.base_url,
+        set_key=scope.set_key,
+    )
+
+
+def restore_addresses(environment: MutableMapping[str, str]) -> None:
+    """Give `OPENAI_BASE_URL` and `OPENAI_API_BASE` back the user's values, where they have ours."""
+    session = environment.get(_SESSION)
+    if not session:
+        return
+    gateway = json.loads(session)["gateway"]
+    for name in _ADDRESSES:
+        if _is_ours(environment.get(name, ""), gateway):
+            original = environment.pop(ORIGINAL + name, None)
+            if original is None:
+                del environment[name]
+            else:
+                environment[name] = original
+
+
+def _is_ours(address: str, gateway: str) -> bool:
+    return address.startswith(gateway + "/s/")

@@ -1,0 +1,316 @@
+"""Which attempt, agent and node the running code belongs to.
+
+A `Scope` lives in a context variable; where none is set, the scope of the whole process applies, which a worker
+hands to a child process in `LIGHTNING_CORE_SESSION`. Standard library only, and no import of lightning_core: child
+processes load this file in virtual environments that lack the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+from .bootstrap import PLACEHOLDER_KEY
+from .sinks import HttpSink
+
+TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any, Protocol
+
+    class SpanSink(Protocol):
+        """Takes spans: dicts with the fields of `lightning_core.trace.Span`.
+
+        A span may come twice, first open (`ended_at` None) and then ended; the later one replaces the earlier.
+        """
+
+        def emit(self, span: dict[str, Any]) -> None:
+            """Take one span. Must not block and must not raise."""
+
+    class ScopeSource(Protocol):
+        """Knows more about the running code than the context variable says: a framework's own context."""
+
+        def resolve(self, scope: Scope | None) -> Scope | None:
+            """The scope that applies where the context variable (or the process) says `scope`."""
+
+        def forget(self, attempt: str) -> None:
+            """Drop what is kept for an attempt that has ended."""
+
+
+SESSION_VARIABLE = "LIGHTNING_CORE_SESSION"
+"""The environment variable that gives a child process its scope."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """What the running code belongs to. Compared by identity."""
+
+    gateway: str
+    """Origin of the gateway, `http://HOST:PORT`."""
+    session: str = field(repr=False)
+    """The session's token."""
+    attempt: str
+    """Id of the attempt."""
+    sink: SpanSink = field(repr=False)
+    """Where its spans go."""
+    span: str | None = None
+    """Id of the innermost span."""
+    agent: str | None = None
+    """Label: the agent that is at work."""
+    node: str | None = None
+    """Label: the graph node that is at work."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Any other labels."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """For child processes: `module:Class` of an adapter by the module after whose import it is entered."""
+    set_key: bool = False
+    """For child processes: whether `OPENAI_API_KEY` is replaced."""
+
+    @property
+    def base_url(self) -> str:
+        """The session's OpenAI-compatible address; holds the token."""
+        return f"{self.gateway}/s/{self.session}/v1"
+
+
+@dataclass(eq=False)
+class OpenSpan:
+    """A span that has been started. Fill `attributes` until it ends."""
+
+    id: str
+    """Its id."""
+    scope: Scope
+    """The scope inside it."""
+    kind: str
+    """`agent`, `node`, `tool` or `handoff`."""
+    name: str
+    """The agent's, node's or tool's name."""
+    parent: str | None
+    """Id of the span around it."""
+    started_at: float
+    """Unix time in seconds."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """JSON values."""
+    ended: bool = False
+    """Whether it has ended."""
+
+    def as_dict(self, ended_at: float | None = None, error: str | None = None) -> dict[str, Any]:
+        """The span with the fields of `lightning_core.trace.Span`."""
+        return {
+            "id": self.id,
+            "attempt_id": self.scope.attempt,
+            "kind": self.kind,
+            "name": self.name,
+            "parent_id": self.parent,
+            "started_at": self.started_at,
+            "ended_at": ended_at,
+            "attributes": dict(self.attributes),
+            "error": error,
+        }
+
+
+_scope: ContextVar[Scope | None] = ContextVar("lightning_core_scope", default=None)
+_sources: list[ScopeSource] = []
+_lock = threading.Lock()
+_process: tuple[str | None, Scope | None] = (None, None)
+
+
+def current() -> Scope | None:
+    """The scope of the running code, or None outside every attempt."""
+    scope = base()
+    for source in _sources:
+        scope = source.resolve(scope)
+    return scope
+
+
+def base() -> Scope | None:
+    """The scope that the context variable, else the process, gives: `current` before any source was asked."""
+    return _scope.get() or process_scope()
+
+
+def process_scope() -> Scope | None:
+    """The scope that `LIGHTNING_CORE_SESSION` gives to the whole process, or None."""
+    global _process
+    raw = os.environ.get(SESSION_VARIABLE)
+    if raw != _process[0]:
+        with _lock:
+            if raw != _process[0]:
+                _process = (raw, _read(raw) if raw else None)
+    return _process[1]
+
+
+def _read(raw: str) -> Scope | None:
+    try:
+        data = json.loads(raw)
+        gateway, session, attempt = data["gateway"], data["session"], data["attempt"]
+        return Scope(
+            gateway=gateway,
+            session=session,
+            attempt=attempt,
+            sink=HttpSink(gateway, session, attempt),
+            span=data.get("span"),
+            adapters=data.get("adapters") or {},
+            set_key=os.environ.get("OPENAI_API_KEY") == PLACEHOLDER_KEY,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # The value is not quoted: it may hold a token.
+        sys.stderr.write(
+            f"lightning-core: `{SESSION_VARIABLE}` cannot be read ({type(error).__name__}); model calls of"
+            " this process are not recorded. A worker sets it; do not set it by hand\n"
+        )
+        return None
+
+
+@contextmanager
+def attempt(scope: Scope) -> Iterator[Scope]:
+    """Run what is inside as the attempt of `scope`."""
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        _reset(token)
+        for source in list(_sources):
+            source.forget(scope.attempt)
+
+
+@contextmanager
+def entered(scope: Scope | None) -> Iterator[None]:
+    """Run what is inside in `scope`; the attempt goes on afterwards."""
+    token = _scope.set(scope)
+    try:
+        yield
+    finally:
+        _reset(token)
+
+
+@contextmanager
+def label(
+    *, agent: str | None = None, node: str | None = None, **labels: str
+) -> Iterator[Scope | None]:
+    """Label the model calls made inside. Does nothing outside an attempt."""
+    scope = current()
+    if scope is None:
+        yield None
+        return
+    with entered(relabelled(scope, agent=agent, node=node, **labels)):
+        yield base()
+
+
+def relabelled(
+    scope: Scope, *, agent: str | None = None, node: str | None = None, **labels: str
+) -> Scope:
+    """`scope` with the labels that are given."""
+    return replace(
+        scope,
+        agent=scope.agent if agent is None else agent,
+        node=scope.node if node is None else node,
+        labels={**scope.labels, **labels},
+    )
+
+
+@contextmanager
+def span(
+    kind: str,
+    name: str,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    agent: str | None = None,
+    node: str | None = None,
+) -> Iterator[OpenSpan | None]:
+    """A span around what is inside, which becomes its child. Gives None outside an attempt.
+
+    An agent span labels the calls inside with its name as `agent`, a node span as `node`, unless told otherwise.
+    """
+    opened = start_span(kind, name, attributes, agent=agent, node=node)
+    if opened is None:
+        yield None
+        return
+    token = _scope.set(opened.scope)
+    try:
+        yield opened
+    except BaseException as error:
+        end_span(opened, error=describe_error(error))
+        raise
+    else:
+        end_span(opened)
+    finally:
+        _reset(token)
+
+
+def start_span(
+    kind: str,
+    name: str,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    agent: str | None = None,
+    node: str | None = None,
+    scope: Scope | None = None,
+    started_at: float | None = None,
+) -> OpenSpan | None:
+    """Start a span within `scope`, by default the current one; None outside an attempt.
+
+    It does not become the current span: enter its `scope` for that. End it with `end_span`.
+    """
+    scope = scope or current()
+    if scope is None:
+        return None
+    if agent is None and kind == "agent":
+        agent = name
+    if node is None and kind == "node":
+        node = name
+    identifier = uuid.uuid4().hex
+    opened = OpenSpan(
+        id=identifier,
+        scope=replace(relabelled(scope, agent=agent, node=node), span=identifier),
+        kind=kind,
+        name=name,
+        parent=scope.span,
+        started_at=time.time() if started_at is None else started_at,
+        attributes=dict(attributes or {}),
+    )
+    scope.sink.emit(opened.as_dict())  # Known even where its end is never seen.
+    return opened
+
+
+def end_span(opened: OpenSpan, *, error: str | None = None) -> None:
+    """End a span and give it to its sink. A span that has ended already stays as it is."""
+    if not opened.ended:
+        opened.ended = True
+        opened.scope.sink.emit(opened.as_dict(time.time(), error))
+
+
+def describe_error(error: BaseException) -> str:
+    """What was raised, in one bounded line."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}"[:4096] if text else type(error).__name__
+
+
+def add_source(source: ScopeSource) -> None:
+    """Ask `source` whenever the current scope is wanted."""
+    _sources.append(source)
+
+
+def remove_source(source: ScopeSource) -> None:
+    """Ask `source` no more."""
+    _sources.remove(source)
+
+
+def _reset(token: Any) -> None:
+    # An async generator may be closed in another context than the one that started it: that one never saw the value.
+    with suppress(ValueError):
+        _scope.reset(token)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

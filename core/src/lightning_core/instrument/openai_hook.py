@@ -1,0 +1,145 @@
+"""Sends the model calls of the openai SDK through the gateway, and says whose they are.
+
+Works below the SDK's public face, so clients built before or after, with an own `base_url` or `http_client`,
+sync or async, Azure, raw and streamed replies are all reached, and the SDK does not notice: it changes what it
+sends when its `base_url` is not OpenAI's. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import uuid
+from contextvars import ContextVar
+from functools import wraps
+from urllib.parse import quote, urlencode
+
+from . import context, postimport
+
+TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_MODULE = "openai._base_client"
+# Only what a model answers. Files, images, batches and the like keep their way: the gateway has no format for them.
+_MODEL_CALL = re.compile(
+    rb"/(?:chat/completions|completions|embeddings|models|responses(?:/[^?]*)?)/?(?:\?|$)"
+)
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+_MAX_LABEL = 512
+
+_call: ContextVar[str | None] = ContextVar("lightning_core_call", default=None)
+_lock = threading.RLock()
+_users = 0
+_cancel: Callable[[], None] | None = None
+_patched: list[tuple[type, str, Any, Any]] = []
+
+
+def install() -> None:
+    """Hook the SDK, now or as soon as it is imported. Each `install` wants one `uninstall`."""
+    global _users, _cancel
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _cancel = postimport.on_import(_MODULE, _patch)
+
+
+def uninstall() -> None:
+    """Undo one `install`; the last one restores exactly what the first one changed."""
+    global _users, _cancel
+    with _lock:
+        if _users == 0:
+            raise RuntimeError("`openai_hook.uninstall` was called more often than `install`")
+        _users -= 1
+        if _users:
+            return
+        if _cancel is not None:
+            _cancel()
+            _cancel = None
+        while _patched:
+            owner, name, original, ours = _patched.pop()
+            # Somebody may have wrapped ours since: then it stays below theirs, and does nothing.
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+
+
+def _patch() -> None:
+    module: Any = sys.modules[_MODULE]
+    with _lock:
+        if _users == 0 or _patched:
+            return
+        # The SDK has no public place to rewrite a request that every client class shares: `_prepare_options` is
+        # overridden by some of them, and an `http_client` may be the user's own.
+        for owner, name, wrap in (
+            (module.BaseClient, "_build_request", _wrap_build_request),
+            (module.SyncAPIClient, "request", _wrap_request),
+            (module.AsyncAPIClient, "request", _wrap_async_request),
+        ):
+            original = vars(owner)[name]
+            ours = wrap(original)
+            setattr(owner, name, ours)
+            _patched.append((owner, name, original, ours))
+
+
+def _wrap_request(original: Any) -> Any:
+    @wraps(original)
+    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _call.set(uuid.uuid4().hex)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _call.reset(token)
+
+    return request
+
+
+def _wrap_async_request(original: Any) -> Any:
+    @wraps(original)
+    async def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _call.set(uuid.uuid4().hex)
+        try:
+            return await original(self, *args, **kwargs)
+        finally:
+            _call.reset(token)
+
+    return request
+
+
+def _wrap_build_request(original: Any) -> Any:
+    @wraps(original)
+    def _build_request(self: Any, options: Any, **kwargs: Any) -> Any:
+        request = original(self, options, **kwargs)
+        scope = context.current() if _users else None
+        if scope is not None and _MODEL_CALL.search(request.url.raw_path):
+            reroute(request, scope, retry=kwargs.get("retries_taken", 0))
+        return request
+
+    return _build_request
+
+
+def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
+    """Send an httpx or httpx2 request through the gateway of `scope`, with its labels. Changes the request."""
+    url = request.url
+    gateway = type(url)(scope.gateway)
+    path: bytes = url.raw_path
+    prefix = b"/s/" + scope.session.encode("ascii")
+    if (url.scheme, url.host, url.port) == (gateway.scheme, gateway.host, gateway.port):
+        # Routed by the environment already, or by a client that was built for an earlier attempt.
+        if path.startswith(b"/s/"):
+            path = prefix + b"/" + path[3:].partition(b"/")[2]
+    else:
+        target = str(url.copy_with(userinfo=b"", fragment=None))
+        request.headers["x-lightning-target"] = quote(target, safe=_PRINTABLE)
+        path = prefix + path
+    request.url = url.copy_with(
+        scheme=gateway.scheme, host=gateway.host, port=gateway.port, raw_path=path
+    )
+    request.headers["host"] = request.url.netloc.decode("ascii")
+    request.headers["x-lightning-call"] = _call.get() or uuid.uuid4().hex
+    request.headers["x-lightning-retry"] = str(retry)
+    labels = {"span": scope.span, "agent": scope.agent, "node": scope.node, **scope.labels}
+    request.headers["x-lightning-labels"] = urlencode(
+        {name: str(value)[:_MAX_LABEL] for name, value in labels.items() if value is not None}
+    )
