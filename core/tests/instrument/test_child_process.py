@@ -113,7 +113,8 @@ def run(tmp_path, gateway_url, code, *, python=sys.executable, base=None, argume
 def test_its_calls_are_rerouted_and_tagged(tmp_path, gateway):
     run(tmp_path, gateway.url, "print(call())")
     (request,) = gateway.requests
-    assert request.path == "/s/tok/v1/chat/completions"
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["x-lightning-session"] == "tok"
     assert request.headers["x-lightning-target"] == "https://api.openai.com/v1/chat/completions"
     assert parse_qs(request.headers["x-lightning-labels"]) == {"span": ["parent"]}
 
@@ -140,7 +141,8 @@ def test_the_sdk_sees_the_users_address_and_its_children_see_ours(tmp_path, gate
 
 def test_without_a_key_the_sdk_can_be_used_where_the_run_names_a_model(tmp_path, gateway):
     run(tmp_path, gateway.url, "openai.OpenAI().models.list()", set_key=True)
-    assert gateway.requests[0].path == "/s/tok/v1/models"
+    assert gateway.requests[0].path == "/v1/models"
+    assert gateway.requests[0].headers["x-lightning-session"] == "tok"
 
 
 def test_without_the_sdk_a_program_finds_the_gateway_in_the_environment(tmp_path, gateway):
@@ -169,7 +171,8 @@ def test_what_it_starts_belongs_to_the_attempt_too(tmp_path, gateway, code):
     source = f"SOURCE = {CALL + 'call()'!r}\n"
     run(tmp_path, gateway.url, f"{source}if __name__ == '__main__':\n    {code}\n")
     (request,) = gateway.requests
-    assert request.path == "/s/tok/v1/chat/completions"
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["x-lightning-session"] == "tok"
     assert parse_qs(request.headers["x-lightning-labels"]) == {"span": ["parent"]}
 
 
@@ -243,7 +246,8 @@ def test_an_environment_without_lightning_core_is_instrumented_too(tmp_path, gat
     printed = run(tmp_path, gateway.url, code, python=bare_python, adapters=adapters)
     assert json.loads(printed) == [False, True]
     (request,) = gateway.requests
-    assert request.path == "/s/tok/v1/chat/completions"
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["x-lightning-session"] == "tok"
 
 
 ADAPTER = """

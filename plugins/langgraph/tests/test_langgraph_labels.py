@@ -1,7 +1,6 @@
 """Each model call carries the agent, node and span that made it, whatever way the graph was run.
 
-The scripted server stands in the gateway's place: it sees what the gateway would, the prefix `/s/SESSION` and the
-headers. The last user message of each request says which node and agent made it, so nothing else needs to be compared.
+The scripted server stands in the gateway's place: it sees what the gateway would, the headers. The last user message of each request says which node and agent made it, so nothing else needs to be compared.
 """
 
 from __future__ import annotations
@@ -55,11 +54,10 @@ class Stage:
 
     def calls(self, name: str = "a1") -> list[tuple[str, dict[str, str]]]:
         """What each request of the attempt asked, and its labels."""
-        prefix = f"/s/token-{name}/"
         return [
             (_asked(request), _labels(request))
             for request in self.server.requests
-            if request.path.startswith(prefix)
+            if request.headers.get("x-lightning-session") == f"token-{name}"
         ]
 
     def wrong(self, scope: Scope, count: int) -> list[str]:

@@ -124,19 +124,19 @@ def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
     url = request.url
     gateway = type(url)(scope.gateway)
     path: bytes = url.raw_path
-    prefix = b"/s/" + scope.session.encode("ascii")
     if (url.scheme, url.host, url.port) == (gateway.scheme, gateway.host, gateway.port):
         # Routed by the environment already, or by a client that was built for an earlier attempt.
         if path.startswith(b"/s/"):
-            path = prefix + b"/" + path[3:].partition(b"/")[2]
+            path = b"/" + path[3:].partition(b"/")[2]
     else:
         target = str(url.copy_with(userinfo=b"", fragment=None))
         request.headers["x-lightning-target"] = quote(target, safe=_PRINTABLE)
-        path = prefix + path
     request.url = url.copy_with(
         scheme=gateway.scheme, host=gateway.host, port=gateway.port, raw_path=path
     )
     request.headers["host"] = request.url.netloc.decode("ascii")
+    # Not in the path: HTTP clients log addresses.
+    request.headers["x-lightning-session"] = scope.session
     request.headers["x-lightning-call"] = _call.get() or uuid.uuid4().hex
     request.headers["x-lightning-retry"] = str(retry)
     labels = {"span": scope.span, "agent": scope.agent, "node": scope.node, **scope.labels}

@@ -235,8 +235,11 @@ class _Stage:
             return await self.adapter.run(self._agent, task, context)
 
     def requests(self, scope: Scope) -> list[Received]:
-        prefix = f"/s/{scope.session}/"
-        return [r for r in self.gateway.requests if r.path.startswith(prefix)]
+        return [
+            r
+            for r in self.gateway.requests
+            if r.headers.get("x-lightning-session") == scope.session
+        ]
 
     def labels(self, scope: Scope) -> list[tuple[str | None, str | None]]:
         """(agent, node) of each call."""
