@@ -261,6 +261,19 @@ async def test_a_restart_loses_nothing_and_keeps_leases(open_server):
         assert raised.value.status == 410
 
 
+async def test_what_ended_long_ago_is_deleted_where_that_is_asked(open_server):
+    async with open_server(lease_seconds=0.4, keep_seconds=0.5) as (_, admin, worker):
+        await enqueue(admin, 0, 1)
+        (lease,) = await worker.lease("w", capacity=1, wait=0)
+        await worker.finish(lease.attempt.id, done(lease))
+        async with asyncio.timeout(60):
+            while len(await admin.rollouts()) == 2:
+                await asyncio.sleep(0.05)
+        assert [r.id for r in await admin.rollouts()] == ["r1"]
+        with pytest.raises(WireError, match="not known"):
+            await admin.trace("r0")
+
+
 async def test_a_port_in_use_is_one_clear_error(open_server, tmp_path):
     async with open_server() as (server, _, _worker):
         port = int(server.url.rpartition(":")[2])

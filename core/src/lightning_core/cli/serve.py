@@ -35,6 +35,8 @@ from lightning_core.wire import ServedPolicy
 )
 @click.option("--allow-target", "allow_targets", multiple=True, metavar="HOST",
               help="A host to which observed calls may go; needed on an address that is not loopback.")  # fmt: skip
+@click.option("--keep", "keep_days", type=click.FloatRange(0, min_open=True), metavar="DAYS",
+              help="Delete rollouts that ended longer ago; by default all are kept.")  # fmt: skip
 @click.option("--model", help="What train and val calls go to: smollm2, a folder, an address.")
 @click.option("--engine", help="The engine that serves --model, where not the obvious one.")
 @click.option(
@@ -45,6 +47,7 @@ def command(
     port: int,
     folder: Path | None,
     allow_targets: tuple[str, ...],
+    keep_days: float | None,
     model: str | None,
     engine: str | None,
     engine_options: dict[str, str],
@@ -54,7 +57,13 @@ def command(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     place = folder or Path(Settings.from_environ().runs) / "serve"
-    config = ServerConfig(folder=place, host=host, port=port, allow_targets=allow_targets)
+    config = ServerConfig(
+        folder=place,
+        host=host,
+        port=port,
+        allow_targets=allow_targets,
+        keep_seconds=keep_days and keep_days * 86400,
+    )
     asyncio.run(_serve(config, model, engine, engine_options))
 
 

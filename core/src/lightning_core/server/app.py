@@ -44,6 +44,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Hosts to which observe calls may go, on an address other than loopback; on loopback empty means all."""
     lease_seconds: float = LEASE_SECONDS
     """Seconds without a heart-beat after which an attempt is lost."""
+    keep_seconds: float | None = None
+    """Seconds after its end for which a rollout is kept, with all that belongs to it; None keeps all."""
     limits: GatewayLimits = GatewayLimits()
     """The gateway's limits."""
 
@@ -116,7 +118,12 @@ class Server:
             limits=config.limits,
         )
         await self._gateway.start()
-        self._scheduler = Scheduler(self._store, self._gateway, lease_seconds=config.lease_seconds)
+        self._scheduler = Scheduler(
+            self._store,
+            self._gateway,
+            lease_seconds=config.lease_seconds,
+            keep_seconds=config.keep_seconds,
+        )
         self._api = Api(
             store=self._store,
             scheduler=self._scheduler,
@@ -183,12 +190,13 @@ class Server:
             return web.json_response(
                 {"error": {"type": "internal", "message": "closing"}}, status=503
             )
+        # First: the path of a call that names its session in a header is whatever the agent's own server has.
+        if self._gateway.matches(request):
+            return await self._gateway.handle(request)
         if path.startswith(PREFIX):
             return await self._api.handle(request)
         if path == "/healthz":
             return web.json_response({"status": "ok", "version": __version__})
-        if self._gateway.matches(path):
-            return await self._gateway.handle(request)
         message = f"no such route; the API is under `{PREFIX}`, the gateway under `/v1/` and `/s/`"
         return web.json_response({"error": {"type": "not_found", "message": message}}, status=404)
 

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS: Final = 30.0
 """Seconds without a heart-beat after which an attempt is lost."""
 _OVERDUE: Final = 30.0
+_FORGET_EVERY: Final = 3600.0
 _CALLER_SET: Final = (
     "task_id", "run", "group", "mode", "timeout", "max_attempts", "retry_on", "budget", "metadata",
 )  # fmt: skip
@@ -53,13 +54,26 @@ class Scheduler:
     """The single authority over rollouts and attempts."""
 
     def __init__(
-        self, store: Store, sessions: Sessions, *, lease_seconds: float = LEASE_SECONDS
+        self,
+        store: Store,
+        sessions: Sessions,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        keep_seconds: float | None = None,
     ) -> None:
+        """Args:
+        store: holds every record; nothing else writes to it.
+        sessions: the gateway, which lets an attempt's calls in while it runs.
+        lease_seconds: seconds without a heart-beat after which an attempt is lost.
+        keep_seconds: seconds after its end for which a rollout is kept; None keeps all.
+        """
         self.events = EventLog()
         self.ended = 0
         self._store = store
         self._sessions = sessions
         self._lease_seconds = lease_seconds
+        self._keep_seconds = keep_seconds
+        self._forget_at = 0.0
         self._queue: deque[Rollout] = deque()
         self._numbers: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
@@ -372,6 +386,7 @@ class Scheduler:
             await asyncio.sleep(min(1.0, self._lease_seconds / 4))
             try:
                 await self._reap(time.time())
+                await self._forget(time.time())
             except LightningError:
                 log.exception("looking for lost attempts failed; trying again")
 
@@ -388,6 +403,26 @@ class Scheduler:
             elif attempt.deadline + _OVERDUE < now:
                 error = f"worker `{attempt.worker}` did not end the agent {_OVERDUE:.0f} s after the deadline"
                 await self._end_unreported(running, Cause.TIMEOUT, error)
+
+    async def _forget(self, now: float) -> None:
+        """Delete what ended longer ago than is kept; looked at once in a while, oldest first."""
+        if self._keep_seconds is None or now < self._forget_at:
+            return
+        self._forget_at = now + min(_FORGET_EVERY, self._keep_seconds)
+        cutoff = now - self._keep_seconds
+        after: str | None = None
+        while page := await self._store.rollouts(after=after, limit=1000):
+            after = page[-1].id
+            old = [r.id for r in page if r.ended_at is not None and r.ended_at < cutoff]
+            if old:
+                log.info(
+                    "%d rollouts that ended before the last %.0f s are deleted",
+                    len(old),
+                    self._keep_seconds,
+                )
+                await self._store.delete(old)
+            if len(old) < len(page):
+                return
 
     async def _end_unreported(self, running: _Running, cause: Cause, error: str) -> None:
         if running.attempt.id in self._running:
