@@ -28,7 +28,7 @@ from lightning_core.progress import ProgressListener
 from lightning_core.rollout import Budget, Mode
 from lightning_core.runner import ServedRun
 from lightning_core.runs import RolloutRequest, RunConfig, RunResult
-from lightning_core.sampling import SamplingPolicy
+from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.server.process import ServerProcess
 from lightning_core.settings import Settings
 from lightning_core.sources import load_tasks
@@ -83,7 +83,7 @@ async def run(
             (`http://HOST/v1`, `NAME@http://HOST/v1`). Without it each call goes where the agent meant it to go.
         engine: which engine serves `model`, where not the one that accepts it.
         engine_options: the engine's own options.
-        sampling: how `model` is sampled; greedy unless told otherwise.
+        sampling: how `model` is sampled; by default greedy, and at most 1,024 tokens a reply.
         concurrency: attempts at once for each worker.
         repeats: rollouts for each task.
         timeout: seconds that one attempt may take.
@@ -132,7 +132,7 @@ async def run(
         model=model,
         engine=served.name if served else None,
         mode=Mode.VAL if served else Mode.OBSERVE,
-        validation=sampling or SamplingPolicy(temperature=0.0),
+        validation=sampling or SamplingPolicy(temperature=0.0, max_tokens=DEFAULT_MAX_TOKENS),
         timeout=timeout,
         max_attempts=max_attempts,
         repeats=repeats,
@@ -168,7 +168,7 @@ async def run(
             listener=listener,
         )
         if served is not None:
-            serving = served.create(folder=folder.path, options=engine_options or {})
+            serving = served.create(folder=folder.logs, options=engine_options or {})
             stack.push_async_callback(serving.stop)
             await served_run.serve(serving, await serving.start(), version=0)
         await stack.enter_async_context(served_run.following())

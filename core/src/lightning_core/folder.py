@@ -5,7 +5,7 @@ store.sqlite     tasks, rollouts, attempts, calls, spans, rewards
 server.key       signs the tokens; readable by its owner alone
 metrics.jsonl    one line for each rollout that ended, or for each step of an optimisation
 state.json       what a backend saved, to resume from
-logs/            server.log, worker-N.log, engine.log
+logs/            server.log, worker-N.log, and the engine's
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """The folder of logs."""
+        """The folder of logs, made where it is missing."""
+        (self.path / "logs").mkdir(exist_ok=True)
         return self.path / "logs"
 
     @property

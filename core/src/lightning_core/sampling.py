@@ -15,6 +15,10 @@ SAMPLING_FIELDS = frozenset(
 agent sent are taken out: what was sampled must be what is trained."""
 
 
+DEFAULT_MAX_TOKENS = 1024
+"""Bound of a reply where the user gives none: a small model that does not stop would fill its context."""
+
+
 class SamplingPolicy(Record, frozen=True, kw_only=True):
     """The sampling parameters of one mode. None leaves a field to the engine's default."""
 

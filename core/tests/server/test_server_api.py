@@ -170,7 +170,7 @@ async def test_the_same_report_twice_is_fine(open_server):
         (Cause.AGENT_ERROR, RolloutStatus.FAILED, False),
         (Cause.TIMEOUT, RolloutStatus.FAILED, False),
         (Cause.WORKER_ERROR, RolloutStatus.QUEUED, True),
-        (Cause.CANCELLED, RolloutStatus.CANCELLED, False),
+        (Cause.CANCELLED, RolloutStatus.QUEUED, True),
     ],
 )
 async def test_what_follows_from_a_cause(open_server, cause, status, again):
@@ -189,6 +189,44 @@ async def test_the_last_attempt_ends_the_rollout(open_server):
             assert (
                 await worker.finish(lease.attempt.id, done(lease, Cause.WORKER_ERROR)) is expected
             )
+
+
+async def test_a_worker_that_is_stopped_costs_no_attempt(open_server):
+    async with open_server() as (_, admin, worker):
+        await enqueue(admin, 0, max_attempts=1)
+        for number in (1, 2, 3):
+            (lease,) = await worker.lease("w", capacity=1, wait=0)
+            assert lease.attempt.number == number
+            await worker.finish(lease.attempt.id, done(lease, Cause.CANCELLED))
+        (lease,) = await worker.lease("w", capacity=1, wait=0)
+        assert (
+            await worker.finish(lease.attempt.id, done(lease, Cause.WORKER_ERROR))
+            is RolloutStatus.FAILED
+        )
+
+
+async def test_a_worker_that_goes_away_while_it_waits_takes_no_rollout_along(open_server):
+    async with open_server() as (_, admin, worker):
+        waiting = [asyncio.create_task(worker.lease("w", capacity=1, wait=30)) for _ in range(3)]
+        while "w" not in (await admin.status()).workers:
+            await asyncio.sleep(0.01)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await enqueue(admin, 0)
+        (lease,) = await worker.lease("other", capacity=1, wait=30)
+        assert lease.attempt.number == 1
+
+
+async def test_a_server_closes_at_once_with_a_long_poll_open(open_server):
+    async with open_server() as (server, admin, worker):
+        waiting = asyncio.create_task(worker.lease("w", capacity=1, wait=60))
+        while "w" not in (await admin.status()).workers:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            await server.close()
+        with pytest.raises(WireError):
+            await waiting
 
 
 async def test_cancelling_a_queued_rollout_leaves_a_trace(open_server):

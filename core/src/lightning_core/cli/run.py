@@ -16,7 +16,7 @@ from lightning_core.evaluate import run
 from lightning_core.grading import RewardFunction
 from lightning_core.rollout import Budget, Cause
 from lightning_core.runs import RunResult
-from lightning_core.sampling import SamplingPolicy
+from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 
 _SHOWN = 20
 
@@ -33,7 +33,8 @@ _SHOWN = 20
     "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="With --model.")
-@click.option("--max-tokens", type=click.IntRange(1), help="With --model: bound of each reply.")
+@click.option("--max-tokens", type=click.IntRange(1), default=DEFAULT_MAX_TOKENS, show_default=True,
+              help="With --model: bound of each reply.")  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
     "--repeats",

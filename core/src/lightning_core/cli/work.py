@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 import signal
+import sys
 
 import click
 
 from lightning_core.cli import AgentCommand
-from lightning_core.errors import UsageError
+from lightning_core.errors import LightningError, UsageError
 from lightning_core.settings import Settings
 from lightning_core.worker.entry import work
+from lightning_core.worker.logs import log_to_stderr
 
 
 @click.command("work", cls=AgentCommand)
@@ -46,8 +48,19 @@ def command(
         raise UsageError(
             f"server {url}: a worker token is needed; set `LIGHTNING_CORE_TOKEN` to what `serve` printed"
         )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(_work(agent, command_line, url, settings.token, concurrency, isolate, name))
+    log_to_stderr()
+    status = 0
+    try:
+        clean = asyncio.run(
+            _work(agent, command_line, url, settings.token, concurrency, isolate, name)
+        )
+    except LightningError as error:
+        click.echo(f"error: {error}", err=True)
+        clean, status = False, 1
+    if not clean:
+        # A thread of an agent's that hangs would keep the interpreter from ending.
+        sys.stderr.flush()
+        os._exit(status)
 
 
 async def _work(
@@ -58,11 +71,11 @@ async def _work(
     concurrency: int,
     isolate: bool,
     name: str | None,
-) -> None:
+) -> bool:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await work(
+    return await work(
         agent,
         line,
         url=url,

@@ -27,6 +27,8 @@ from lightning_core.tokens import Claims, Scope, TokenSigner
 log = logging.getLogger(__name__)
 
 _TOKEN_SECONDS: Final = 30 * 24 * 3600.0
+_SHUTDOWN_SECONDS: Final = 1.0
+"""What is under way has so long to end: a long poll would hold the server open for a minute."""
 _API_BODIES: Final = 4
 """An API body, such as a batch of tasks, may be so many times as large as a model request."""
 
@@ -91,7 +93,9 @@ class Server:
             handler_cancellation=True,
             access_log=None,
         )
-        self._runner = web.ServerRunner(server, handle_signals=False)
+        self._runner = web.ServerRunner(
+            server, handle_signals=False, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
         await self._runner.setup()
         await web.SockSite(self._runner, bound, backlog=4096).start()
         port = bound.getsockname()[1]

@@ -18,7 +18,7 @@ from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
 from lightning_core.server.events import EventLog
 from lightning_core.store.base import Store
 from lightning_core.task import Task
-from lightning_core.trace import CallErrorKind
+from lightning_core.trace import Call, CallErrorKind
 from lightning_core.wire import Finish
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Scheduler:
         self._forget_at = 0.0
         self._queue: deque[Rollout] = deque()
         self._numbers: dict[str, int] = {}
+        self._released: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
         self._heard: dict[str, float] = {}
         self._fence = 0
@@ -102,12 +103,13 @@ class Scheduler:
     async def _take_up(self, rollout: Rollout, now: float) -> None:
         attempts = await self._store.attempts(rollout.id)
         self._numbers[rollout.id] = len(attempts)
+        self._released[rollout.id] = sum(a.cause is Cause.CANCELLED for a in attempts)
         if rollout.status is RolloutStatus.QUEUED or not attempts:
             self._queue.append(rollout)
             return
         attempt = msgspec.structs.replace(attempts[-1], lease_until=now + self._lease_seconds)
         self._running[attempt.id] = _Running(attempt, rollout)
-        self._open(attempt, rollout)
+        self._open(attempt, rollout, await self._store.calls(attempt.id))
 
     async def close(self) -> None:
         """Stop looking for lost attempts. What runs stays leased, for the next server on this store."""
@@ -198,7 +200,19 @@ class Scheduler:
         granted: list[tuple[Attempt, Rollout]] = []
         while self._queue and len(granted) < capacity:
             granted.append(self._grant(self._queue.popleft(), worker, upstream))
-        return await self._announce(granted)
+        try:
+            return await self._announce(granted)
+        except asyncio.CancelledError:
+            # The worker went away before it heard of them: nobody would heart-beat.
+            for attempt, rollout in granted:
+                await asyncio.shield(self._take_back(attempt, rollout))
+            raise
+
+    async def _take_back(self, attempt: Attempt, rollout: Rollout) -> None:
+        if self._running.pop(attempt.id, None) is not None:
+            await self._sessions.end(attempt.id)
+            self._numbers[rollout.id] -= 1
+            await self._put_in_queue(rollout)
 
     async def open_session(
         self, rollout: Rollout, task: Task, *, worker: str, upstream: str | None
@@ -320,9 +334,11 @@ class Scheduler:
             leases.append((attempt, rollout, task or Task(id=rollout.task_id, input=None)))
         return leases
 
-    def _open(self, attempt: Attempt, rollout: Rollout) -> None:
+    def _open(self, attempt: Attempt, rollout: Rollout, calls: Sequence[Call] = ()) -> None:
+        """Let the attempt's calls in; `calls` are those that it made before this server was started."""
         self._sessions.open(
             Session(
+                earlier=calls,
                 attempt_id=attempt.id,
                 rollout_id=rollout.id,
                 mode=rollout.mode,
@@ -349,17 +365,25 @@ class Scheduler:
         await self.events.add("attempt_ended", rollout.id, attempt.id, cause)
         if cause is Cause.SUCCESS:
             status = RolloutStatus.SUCCEEDED
-        elif running.cancel or cause is Cause.CANCELLED:
+        elif running.cancel:
             status = RolloutStatus.CANCELLED
-        elif cause in rollout.retry_on and attempt.number < rollout.max_attempts:
-            return await self._requeue(rollout, cause)
+        elif self._may_try_again(attempt, rollout, cause):
+            log.info("rollout %s: another attempt after `%s`", rollout.id, cause)
+            return await self._put_in_queue(rollout)
         else:
             status = RolloutStatus.FAILED
         await self._end_rollout(rollout, status, attempt.id, cause)
         return status
 
-    async def _requeue(self, rollout: Rollout, cause: Cause) -> RolloutStatus:
-        log.info("rollout %s: another attempt after `%s`", rollout.id, cause)
+    def _may_try_again(self, attempt: Attempt, rollout: Rollout, cause: Cause) -> bool:
+        released = self._released.get(rollout.id, 0)
+        if cause is Cause.CANCELLED:
+            # The run did not ask for it: the worker was stopped, which says nothing of the rollout.
+            self._released[rollout.id] = released + 1
+            return True
+        return cause in rollout.retry_on and attempt.number - released < rollout.max_attempts
+
+    async def _put_in_queue(self, rollout: Rollout) -> RolloutStatus:
         queued = msgspec.structs.replace(rollout, status=RolloutStatus.QUEUED)
         await self._store.put(queued)
         await self._store.flush()
@@ -378,6 +402,7 @@ class Scheduler:
         await self._store.put(msgspec.structs.replace(rollout, status=status, ended_at=time.time()))
         await self._store.flush()
         self._numbers.pop(rollout.id, None)
+        self._released.pop(rollout.id, None)
         self.ended += 1
         await self.events.add("rollout_ended", rollout.id, attempt_id, cause)
 

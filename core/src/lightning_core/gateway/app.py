@@ -1,0 +1,241 @@
+"""Gateway: takes model calls, sends them where they belong, records them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from lightning_core.errors import TokenError
+from lightning_core.gateway.dialects import DIALECTS, dialect_of
+from lightning_core.gateway.dialects.models import SUFFIX as MODELS
+from lightning_core.gateway.dialects.models import is_models_path, models_reply
+from lightning_core.gateway.exchange import Exchange, Services
+from lightning_core.gateway.headers import passed_back, passed_on, session_token
+from lightning_core.gateway.http1 import Broken
+from lightning_core.gateway.labels import SESSION, TARGET
+from lightning_core.gateway.limits import GatewayLimits
+from lightning_core.gateway.policy import PolicyGate
+from lightning_core.gateway.recorder import Recorder
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.gateway.session import Session
+from lightning_core.gateway.targets import Targets
+from lightning_core.gateway.upstream import Upstream
+from lightning_core.rollout import Mode
+from lightning_core.store.base import Store
+from lightning_core.tokens import Claims, Scope, TokenSigner
+from lightning_core.trace import CallErrorKind
+from lightning_core.wire import ServedPolicy
+
+_PREFIX = "/s/"
+_REMEMBERED_TOKENS = 4096
+
+
+class Gateway:
+    """Answers the model calls of the attempts whose sessions are open.
+
+    Serve it with `web.Server(gateway.handle, handler_cancellation=True, access_log=None)`: without the first an agent
+    that goes away does not cancel its call, and an access log would hold session tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        signer: TokenSigner,
+        allow_targets: Sequence[str] | None = None,
+        limits: GatewayLimits = GatewayLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        """
+        Args:
+            store: where calls are recorded.
+            signer: checks session tokens.
+            allow_targets: `host`, `host:port` or `*.domain` that observed calls may go to; None allows any.
+            limits: bounds on sizes and waits.
+        """
+        self._store = store
+        self._signer = signer
+        self._limits = limits
+        self._targets = Targets(allow_targets)
+        self._gate = PolicyGate(limits)
+        self._sessions: dict[str, Session] = {}
+        self._claims: dict[str, Claims] = {}
+        self._services: Services | None = None
+
+    async def start(self) -> None:
+        """Begin to take calls."""
+        upstream = Upstream(self._limits)
+        recorder = Recorder(self._store)
+        self._services = Services(self._limits, recorder, upstream, self._gate, self._targets)
+
+    async def close(self) -> None:
+        """End every session and close every connection. May be called more than once."""
+        for attempt_id in list(self._sessions):
+            await self.end(attempt_id)
+        services, self._services = self._services, None
+        if services is not None:
+            services.upstream.close()
+
+    # Sessions ----------------------------------------------------------------------------------------------------
+
+    def open(self, session: Session) -> None:
+        """Take the calls of an attempt from now on; its token must name it."""
+        session.start(self._limits, session.deadline - time.time())
+        self._sessions[session.attempt_id] = session
+
+    async def end(self, attempt_id: str, *, grace: float = 0.0) -> Session | None:
+        """Take no more calls of an attempt, and return once all that it made are in the store.
+
+        Args:
+            attempt_id: the attempt.
+            grace: seconds that calls under way may still take before they are cancelled.
+
+        Returns:
+            Its session; None where none was open.
+        """
+        session = self._sessions.pop(attempt_id, None)
+        if session is None:
+            return None
+        await session.drain(grace, _ended(attempt_id))
+        return session
+
+    # The policy --------------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> ServedPolicy | None:
+        """The policy that train and val calls go to."""
+        return self._gate.policy
+
+    @property
+    def paused(self) -> bool:
+        """Whether train and val calls wait."""
+        return self._gate.paused
+
+    @property
+    def in_flight(self) -> int:
+        """Calls under way in all modes, those that wait for a paused policy included."""
+        return sum(session.in_flight for session in self._sessions.values())
+
+    @property
+    def policy_in_flight(self) -> int:
+        """Calls that the policy is answering: what `pause` waits for."""
+        return self._gate.in_flight
+
+    def set_policy(self, policy: ServedPolicy) -> None:
+        """Send train and val calls to `policy`, those that wait included; calls in flight end where they are."""
+        self._gate.set(policy)
+
+    async def pause(self, timeout: float) -> bool:
+        """Let new train and val calls wait; returns whether those in flight ended within `timeout` seconds."""
+        return await self._gate.pause(timeout)
+
+    def resume(self) -> None:
+        """Let train and val calls through again."""
+        self._gate.resume()
+
+    # Requests ----------------------------------------------------------------------------------------------------
+
+    def matches(self, request: web.BaseRequest) -> bool:
+        """Whether a request is the gateway's: by its path, or because it names its session in a header."""
+        return request.path.startswith((_PREFIX, "/v1/")) or SESSION in request.headers
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        try:
+            token, path = _token_and_path(request)
+            session = self._session(token)
+            services = self._services
+            if services is None:
+                raise Refusal(503, "paused", "the gateway is not running", CallErrorKind.PAUSED)
+            if request.method == "POST":
+                dialect = dialect_of(path)
+                if dialect is not None:
+                    return await Exchange(services, session, request, dialect, path).run()
+            elif request.method == "GET" and is_models_path(path):
+                return await self._models(services, session, request, path)
+            known = ", ".join(f"`POST …{dialect.suffix}`" for dialect in DIALECTS)
+            raise Refusal(
+                404,
+                "unknown_route",
+                f"`{request.method} {path}` is no format that the gateway speaks; it speaks {known},"
+                f" `GET …{MODELS}`",
+            )
+        except Refusal as refusal:
+            return refusal.response()
+
+    def _session(self, token: str | None) -> Session:
+        if token is None:
+            raise _unknown(
+                "no session; expected `/s/SESSION/v1/…`, the header `x-lightning-session`, or the session's token as the API key"
+            )
+        claims = self._claims.get(token)
+        if claims is None or claims.expires_at < time.time():
+            try:
+                claims = self._signer.verify(token, Scope.SESSION)
+            except (TokenError, ValueError) as error:
+                self._claims.pop(token, None)
+                raise _unknown(str(error)) from None
+            if len(self._claims) >= _REMEMBERED_TOKENS:
+                self._claims.clear()
+            self._claims[token] = claims
+        session = self._sessions.get(claims.attempt_id or "")
+        if session is None:
+            raise _ended(claims.attempt_id)
+        return session
+
+    async def _models(
+        self, services: Services, session: Session, request: web.BaseRequest, path: str
+    ) -> web.StreamResponse:
+        if session.mode is not Mode.OBSERVE:
+            body = models_reply(path, self.policy)
+            return web.Response(body=body, content_type="application/json")
+        target, _ = services.targets.observed(
+            request.headers.get(TARGET),
+            upstream=session.upstream,
+            path=path,
+            suffix=path[path.rindex(MODELS) :],
+            query=request.rel_url.raw_query_string,
+        )
+        headers = passed_on(request.headers, credentials=True)
+        reply = await services.upstream.send("GET", target, headers, None)
+        pieces: list[bytes] = []
+        try:
+            while piece := await reply.read():
+                pieces.append(piece)
+        except Broken as error:
+            raise services.upstream.failure(error, target) from error
+        finally:
+            services.upstream.release(target, reply)
+        return web.Response(
+            status=reply.status,
+            reason=reply.reason,
+            headers=passed_back(reply.headers, edited=False),
+            body=b"".join(pieces),
+        )
+
+
+def _token_and_path(request: web.BaseRequest) -> tuple[str | None, str]:
+    """The session's token, and the path without it."""
+    path = request.rel_url.raw_path.rstrip("/")
+    if path.startswith(_PREFIX):
+        token, slash, rest = path[len(_PREFIX) :].partition("/")
+        return token, slash + rest
+    headers = request.headers
+    if named := headers.get(SESSION):
+        return named, path
+    key = headers.get("Authorization") or headers.get("api-key") or ""
+    return session_token(key), path
+
+
+def _unknown(message: str) -> Refusal:
+    return Refusal(401, "unknown_session", message)
+
+
+def _ended(attempt_id: str | None) -> Refusal:
+    return Refusal(
+        401,
+        "unknown_session",
+        f"attempt `{attempt_id}` has no open session: it has ended, or the server was started again",
+        CallErrorKind.CLIENT_GONE,
+    )

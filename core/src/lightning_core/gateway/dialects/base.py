@@ -1,0 +1,126 @@
+"""Dialect: what the gateway must know of one wire format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import msgspec
+
+from lightning_core.capability import Capability
+from lightning_core.gateway.sse import StreamFilter
+from lightning_core.sampling import SamplingPolicy
+from lightning_core.trace import Choice
+
+Fields = dict[str, msgspec.Raw]
+"""A JSON object whose values are still bytes: only what must be changed is decoded."""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On what terms a call goes upstream."""
+
+    model: str | None = None
+    """The model to ask for in place of the agent's; None leaves it."""
+    sampling: SamplingPolicy | None = None
+    """The sampling that replaces the agent's; None leaves it (observe mode)."""
+    capabilities: frozenset[Capability] = frozenset()
+    """What the upstream gives beside the plain format, and is asked for."""
+    index: int = 0
+    """The call's index in the attempt, added to the seed."""
+    stream_usage: bool = True
+    """Whether streams are asked for their token counts."""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it goes upstream, and what the agent is not to see of the reply."""
+
+    body: bytes
+    """The body to send."""
+    overrides: dict[str, Any] = {}
+    """What differs from the agent's body; None marks a field that was taken out."""
+    stream: bool = False
+    """Whether the agent asked for a stream."""
+    remake: bool = False
+    """Whether the upstream is asked for a whole reply, from which the agent's stream is made."""
+    hide_usage: bool = False
+    """Whether the event that only carries token counts is kept from the agent."""
+    hide_ids: bool = False
+    """Whether token ids are kept from the agent."""
+    hide_logprobs: bool = False
+    """Whether log-probabilities are kept from the agent."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether a whole reply must be edited before the agent sees it."""
+        return self.hide_ids or self.hide_logprobs
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """What a reply says, in the terms of a Call. See `Call` for the fields."""
+
+    choices: tuple[Choice, ...] = ()
+    prompt_token_ids: tuple[int, ...] | None = None
+    reply: dict[str, Any] = {}
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    complete: bool = True
+    """Whether the format's own end was seen."""
+    failure: str | None = None
+    """What the upstream said went wrong within a reply that began with success."""
+
+
+class Dialect(ABC):
+    """One wire format. Stateless; chosen by the end of the path.
+
+    A format with server-side state or typed events (OpenAI Responses, Anthropic Messages) needs nothing beyond this:
+    `prepare` maps the sampling policy to its field names, `read_stream` assembles its events and knows its last one
+    (`response.completed`, `message_stop`), and `conceal` and `stream_filter` take out what the agent did not ask
+    for. The exchange that calls them knows no field of any format.
+    """
+
+    name: ClassVar[str]
+    """The format's name, as in `Call.dialect`."""
+    suffix: ClassVar[str]
+    """The end of the paths that speak it, with its leading slash."""
+    terminator: ClassVar[bytes] = b"[DONE]"
+    """What the last event of a stream holds."""
+
+    @abstractmethod
+    def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
+        """The request as it goes upstream. `body` is returned as it is where nothing must change.
+
+        Raises:
+            msgspec.DecodeError: a field that must be changed is not of the format.
+        """
+
+    @abstractmethod
+    def read(self, body: bytes) -> Reply:
+        """What a whole reply says.
+
+        Raises:
+            ValueError: it is not of the format.
+        """
+
+    @abstractmethod
+    def read_stream(self, stream: bytes) -> Reply:
+        """What a streamed reply says, whole or cut; `complete` tells which.
+
+        Raises:
+            ValueError: an event is not of the format.
+        """
+
+    @abstractmethod
+    def conceal(self, body: bytes, prepared: Prepared) -> bytes:
+        """A whole reply without what the agent is not to see; one that is not of the format is left as it is."""
+
+    @abstractmethod
+    def stream_filter(self, prepared: Prepared) -> StreamFilter | None:
+        """What takes out of a stream what the agent is not to see; None where the stream can pass as it is."""
+
+    @abstractmethod
+    def remake(self, body: bytes, prepared: Prepared) -> bytes:
+        """The stream that says what the whole reply `body` says, without what the agent is not to see.
+
+        Raises:
+            ValueError: `body` is not of the format.
+        """

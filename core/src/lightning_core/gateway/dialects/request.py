@@ -1,0 +1,58 @@
+"""What the run's sampling policy changes in a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lightning_core.gateway.dialects.base import Fields
+from lightning_core.sampling import SAMPLING_FIELDS, SamplingPolicy
+
+
+def sampling_changes(fields: Fields, policy: SamplingPolicy, index: int) -> dict[str, Any]:
+    """The fields that change, and their values; None takes a field out.
+
+    Args:
+        fields: the agent's request.
+        policy: the run's sampling.
+        index: the call's index in its attempt; added to the seed, so that equal prompts differ.
+    """
+    changes: dict[str, Any] = {name: None for name in fields if name in SAMPLING_FIELDS}
+    if policy.allow_n:
+        changes.pop("n", None)
+    changes["temperature"] = policy.temperature
+    if policy.top_p is not None:
+        changes["top_p"] = policy.top_p
+    if policy.top_k is not None:
+        changes["top_k"] = policy.top_k
+    if policy.seed is not None:
+        changes["seed"] = policy.seed + index
+    return changes
+
+
+def max_token_changes(
+    fields: Fields, policy: SamplingPolicy, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """The bound on completion tokens: the smaller of the agent's and the policy's.
+
+    Args:
+        fields: the agent's request.
+        policy: the run's sampling.
+        names: the format's fields for it; the last one is added where the agent sent none.
+    """
+    bound = policy.max_tokens
+    if bound is None:
+        return {}
+    changes: dict[str, Any] = {}
+    sent = False
+    for name in names:
+        if name not in fields:
+            continue
+        asked = msgspec.json.decode(fields[name])
+        if asked is None:
+            continue
+        sent = True
+        if not isinstance(asked, int) or asked > bound:
+            changes[name] = bound
+    return changes if sent else {names[-1]: bound}

@@ -1,0 +1,333 @@
+"""Exchange: one request of an agent's, from its first byte to its record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+import msgspec
+from aiohttp import web
+
+from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Terms
+from lightning_core.gateway.headers import passed_on
+from lightning_core.gateway.http1 import Connection
+from lightning_core.gateway.labels import CALL, TARGET, read_retry
+from lightning_core.gateway.limits import GatewayLimits
+from lightning_core.gateway.policy import PolicyGate
+from lightning_core.gateway.reading import read_body, read_fields
+from lightning_core.gateway.record import Outcome, build_call
+from lightning_core.gateway.recorder import Recorder
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.gateway.relay import Relay
+from lightning_core.gateway.retries import Entry, Replay
+from lightning_core.gateway.session import Session, deadline_passed
+from lightning_core.gateway.targets import Targets, deployment_of
+from lightning_core.gateway.upstream import Upstream
+from lightning_core.rollout import Mode
+from lightning_core.trace import Call, CallError, CallErrorKind, Try
+
+_log = logging.getLogger(__name__)
+# Unique, not secret: a system call for each would cost as much as reading the request.
+_random = random.Random(random.SystemRandom().getrandbits(256))
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What all exchanges of a gateway share."""
+
+    limits: GatewayLimits
+    recorder: Recorder
+    upstream: Upstream
+    gate: PolicyGate
+    targets: Targets
+
+
+class Exchange:
+    """One request, its reply, and the Call that both make."""
+
+    def __init__(
+        self,
+        services: Services,
+        session: Session,
+        request: web.BaseRequest,
+        dialect: Dialect,
+        path: str,
+    ) -> None:
+        """
+        Args:
+            services: what the gateway's exchanges share.
+            session: whose request it is.
+            request: the request, its body not yet read.
+            dialect: the format that it speaks.
+            path: the path after the session's prefix.
+        """
+        self._services = services
+        self._session = session
+        self._request = request
+        self._path = path
+        self._outcome = Outcome(dialect=dialect, session=session)
+        self._arrival = 0
+        self._task: asyncio.Task[object] | None = None
+        self._stopped: Refusal | None = None
+        self._committing = False
+        self._call: Call | None = None
+        self._replayed: Replay | None = None
+
+    async def run(self) -> web.StreamResponse:
+        """Answer the request and record the Call. Whatever happens, it is recorded once the body has come."""
+        session, outcome = self._session, self._outcome
+        task = self._task = asyncio.current_task()
+        self._arrival = session.enter(self)
+        try:
+            try:
+                response = await self._answer()
+            except Refusal as refusal:
+                response = self._refused(refusal)
+            except ConnectionError:
+                if not outcome.started_at:
+                    raise
+                outcome.error = self._gone()
+                response = web.Response(status=499)  # to a closed connection
+            except asyncio.CancelledError:
+                if self._stopped is None or task is None or task.uncancel() > 0:
+                    if outcome.started_at:
+                        outcome.error = self._gone()
+                        session.spawn(self._commit())
+                    raise
+                response = self._interrupted(self._stopped)
+            except Exception:
+                # A fault of the gateway's own must not lose the record of what was sampled.
+                _log.exception("attempt `%s`: a call could not be handled", session.attempt_id)
+                message = "the gateway failed; its log says why"
+                response = self._interrupted(
+                    Refusal(500, "internal", message, CallErrorKind.UNREADABLE)
+                )
+            self._committing = True
+            try:
+                await self._commit()
+            except asyncio.CancelledError:
+                session.spawn(self._commit())
+                raise
+            return response
+        finally:
+            session.leave(self)
+
+    def stop(self, reason: Refusal) -> None:
+        """See `Stoppable.stop`."""
+        if self._task is not None and self._stopped is None and not self._committing:
+            self._stopped = reason
+            self._task.cancel()
+
+    # The way of a request ----------------------------------------------------------------------------------------
+
+    async def _answer(self) -> web.StreamResponse:
+        session, outcome, headers = self._session, self._outcome, self._request.headers
+        outcome.headers = headers
+        try:
+            outcome.body = await read_body(self._request, self._services.limits.max_body)
+        except Refusal:
+            outcome.started_at = time.time()
+            raise
+        outcome.started_at = time.time()
+        fields = read_fields(outcome.body, headers.get("Content-Type", ""))
+        target = headers.get(TARGET)
+        digest = (outcome.dialect.name, target, len(outcome.body), hash(outcome.body))
+        call_key = headers.get(CALL)
+        entry = await session.memory.earlier_try(call_key, read_retry(headers), digest)
+        if entry is None:
+            entry = outcome.entry = Entry(
+                _new_id(), session.next_index(), call_key or digest, digest
+            )
+            session.memory.add(entry)
+        else:
+            outcome.entry = entry
+            entry.again()
+            if entry.replay is not None:
+                return await self._replay(entry.replay)
+        self._admit(entry)
+        if session.mode is Mode.OBSERVE:
+            return await self._observe(fields, target, entry)
+        return await self._ask_policy(fields, entry)
+
+    def _admit(self, entry: Entry) -> None:
+        session = self._session
+        self._services.recorder.check()
+        if time.time() >= session.deadline:
+            raise deadline_passed()
+        if entry.admitted:
+            return
+        used = session.over_budget()
+        if used is not None:
+            raise Refusal(
+                429,
+                "budget",
+                f"attempt `{session.attempt_id}` has used up {used}; raise the rollout's `budget`",
+                CallErrorKind.BUDGET,
+                headers={"x-should-retry": "false"},
+            )
+        entry.admitted = True
+        session.calls += 1
+
+    async def _observe(self, fields: Fields, named: str | None, entry: Entry) -> web.StreamResponse:
+        services, outcome = self._services, self._outcome
+        target, is_own = services.targets.observed(
+            named,
+            upstream=self._session.upstream,
+            path=self._path,
+            suffix=outcome.dialect.suffix,
+            query=self._request.rel_url.raw_query_string,
+        )
+        outcome.deployment = deployment_of(self._path)
+        terms = Terms(
+            # Only Azure knows a model by its path.
+            model=outcome.deployment if not is_own else None,
+            index=entry.index,
+            stream_usage=services.limits.stream_usage,
+        )
+        prepared = self._prepare(fields, terms)
+        outcome.target = target
+        reply = await services.upstream.send(
+            "POST", target, passed_on(self._request.headers, credentials=True), prepared.body
+        )
+        return await self._deliver(reply, prepared)
+
+    async def _ask_policy(self, fields: Fields, entry: Entry) -> web.StreamResponse:
+        services, outcome, session = self._services, self._outcome, self._session
+        policy = await services.gate.enter()
+        try:
+            outcome.policy_version = policy.version
+            last: Refusal | None = None
+            for endpoint in services.gate.replicas(policy, session.rollout_id):
+                prepared = self._prepare(
+                    fields,
+                    Terms(
+                        model=endpoint.model,
+                        sampling=policy.train if session.mode is Mode.TRAIN else policy.val,
+                        capabilities=policy.capabilities,
+                        index=entry.index,
+                        stream_usage=services.limits.stream_usage,
+                    ),
+                )
+                base = endpoint.base_url.rstrip("/")
+                target = services.targets.trusted(base + outcome.dialect.suffix)
+                outcome.target, outcome.replica = target, base
+                headers = passed_on(
+                    self._request.headers, credentials=False, api_key=endpoint.api_key
+                )
+                try:
+                    reply = await services.upstream.send("POST", target, headers, prepared.body)
+                except Refusal as refusal:
+                    if refusal.kind is CallErrorKind.TIMEOUT:
+                        raise
+                    services.gate.mark_dead(endpoint)
+                    last = refusal
+                    continue
+                return await self._deliver(reply, prepared)
+            assert last is not None  # `enter` lets no call through to a policy without replicas
+            raise last
+        finally:
+            services.gate.leave()
+
+    def _prepare(self, fields: Fields, terms: Terms) -> Prepared:
+        outcome = self._outcome
+        try:
+            outcome.prepared = outcome.dialect.prepare(outcome.body, fields, terms)
+        except msgspec.MsgspecError as error:
+            message = f"the body is not a `{outcome.dialect.name}` request: {error}"
+            raise Refusal(400, "bad_request", message) from None
+        return outcome.prepared
+
+    async def _deliver(self, reply: Connection, prepared: Prepared) -> web.StreamResponse:
+        outcome = self._outcome
+        assert outcome.target is not None  # set before anything is sent
+        relay = outcome.relay = Relay(
+            self._request,
+            reply,
+            dialect=outcome.dialect,
+            prepared=prepared,
+            target=outcome.target,
+            upstream=self._services.upstream,
+            max_reply=self._services.limits.max_reply,
+        )
+        response = await relay.deliver()
+        relay.ended_at = time.time()
+        return response
+
+    async def _replay(self, replay: Replay) -> web.StreamResponse:
+        self._replayed = replay
+        response = web.Response(
+            status=replay.status, body=replay.body, headers={"Content-Type": replay.content_type}
+        )
+        await response.prepare(self._request)
+        await response.write_eof()
+        return response
+
+    # Ends --------------------------------------------------------------------------------------------------------
+
+    def _refused(self, refusal: Refusal) -> web.Response:
+        self._outcome.refusal = refusal
+        return refusal.response()
+
+    def _interrupted(self, reason: Refusal) -> web.StreamResponse:
+        """The answer to a call that `stop` ended."""
+        relay = self._outcome.relay
+        if relay is None or relay.response is None:
+            return self._refused(reason)
+        self._outcome.error = CallError(
+            kind=reason.kind, status=relay.status, message=reason.message
+        )
+        relay.cut()
+        return relay.response
+
+    def _gone(self) -> CallError:
+        relay = self._outcome.relay
+        return CallError(
+            kind=CallErrorKind.CLIENT_GONE,
+            status=relay.status if relay is not None and relay.response is not None else None,
+            message="the agent closed the connection before it had the whole reply",
+        )
+
+    # The record --------------------------------------------------------------------------------------------------
+
+    async def _commit(self) -> None:
+        session, outcome = self._session, self._outcome
+        entry = outcome.entry
+        if entry is None:
+            # A body that cannot be read has no earlier try to look for.
+            entry = outcome.entry = Entry("", 0, None, None)
+            entry.id, entry.index = _new_id(), session.next_index()
+        call = self._call
+        if call is None:
+            call = self._call = self._build(entry)
+            session.count(call, self._arrival, replayed=self._replayed is not None)
+        await self._services.recorder.put(call)
+        if entry.running:
+            self._remember(entry, call)
+
+    def _build(self, entry: Entry) -> Call:
+        outcome, replayed = self._outcome, self._replayed
+        if replayed is None:
+            return build_call(outcome, entry)
+        return msgspec.structs.replace(
+            replayed.call,
+            tries=entry.tries,
+            status=replayed.status if outcome.error is None else None,
+            error=outcome.error,
+        )
+
+    def _remember(self, entry: Entry, call: Call) -> None:
+        relay = self._outcome.relay
+        if call.complete and relay is not None and (sent := relay.sent) is not None:
+            replay = Replay(call, relay.status, relay.content_type, sent)
+            self._session.memory.keep(entry, replay, len(sent) + len(self._outcome.body))
+        latest = Try(
+            started_at=self._outcome.started_at,
+            ended_at=call.ended_at,
+            error=None if call.complete else call.error,
+        )
+        entry.end(latest, failed=call.error is not None)
+
+
+def _new_id() -> str:
+    return f"{_random.getrandbits(128):032x}"

@@ -1,0 +1,92 @@
+"""Which headers pass, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.trace import CallErrorKind
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+        "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+_OURS_UPSTREAM = _HOP_BY_HOP | {
+    "host", "content-length", "expect",
+    # The body has been decompressed on the way in.
+    "content-encoding",
+    # Replies must be readable for the record; see `passed_on`.
+    "accept-encoding",
+}  # fmt: skip
+_CREDENTIALS = frozenset(
+    {"authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project"}
+)
+_TOKEN_PREFIX = "lc1."
+
+
+def passed_on(
+    headers: CIMultiDictProxy[str], *, credentials: bool, api_key: str | None = None
+) -> str:
+    """The headers of an agent's request that go upstream, as lines.
+
+    Args:
+        headers: the request's; the server's parser has made sure that no value holds a line end.
+        credentials: whether the agent's own keys go along. A session's token never does.
+        api_key: a key to send instead.
+    """
+    named = _named_by_connection(headers)
+    lines = ["Accept-Encoding: identity\r\n"]
+    for name, value in headers.items():
+        key = name.lower()
+        if key in _OURS_UPSTREAM or key in named or key.startswith("x-lightning-"):
+            continue
+        if key in _CREDENTIALS and (not credentials or session_token(value) is not None):
+            continue
+        lines.append(f"{name}: {value}\r\n")
+    if api_key is not None:
+        lines.append(f"Authorization: Bearer {_one_line(api_key)}\r\n")
+    return "".join(lines)
+
+
+def passed_back(headers: CIMultiDict[str], *, edited: bool) -> CIMultiDict[str]:
+    """The headers of an upstream's reply that go to the agent.
+
+    Args:
+        headers: the reply's.
+        edited: whether the agent gets another body than the upstream sent.
+    """
+    named = _named_by_connection(headers)
+    passed: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        key = name.lower()
+        if key in _HOP_BY_HOP or key in named:
+            continue
+        if edited and key in ("content-length", "content-encoding", "etag", "content-md5"):
+            continue
+        passed.add(name, value)
+    return passed
+
+
+def _one_line(key: str) -> str:
+    if "\r" in key or "\n" in key:
+        raise Refusal(
+            502, "refused", "the policy's `api_key` holds a line end", CallErrorKind.REFUSED
+        )
+    return key
+
+
+def session_token(value: str) -> str | None:
+    """The session token in an `Authorization` or `api-key` header; None where it is another key."""
+    token = value[7:].strip() if value[:7].lower() == "bearer " else value
+    return token if token.startswith(_TOKEN_PREFIX) else None
+
+
+def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
+    value = headers.get("Connection")
+    if value is None or value.lower() in ("keep-alive", "close"):
+        return frozenset()
+    return frozenset(name.strip().lower() for name in value.split(","))

@@ -1,0 +1,133 @@
+"""Making a Call of what an exchange has seen. Runs after the agent has its last byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_core.gateway import jsontext
+from lightning_core.gateway.dialects.base import Dialect, Prepared, Reply
+from lightning_core.gateway.dialects.sampled import NOTE
+from lightning_core.gateway.labels import read_labels
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.gateway.relay import Relay
+from lightning_core.gateway.replies import bounded, read_reply
+from lightning_core.gateway.retries import Entry
+from lightning_core.gateway.session import Session
+from lightning_core.gateway.targets import Target
+from lightning_core.trace import Call, CallError, CallErrorKind, TokenSource
+
+_NO_IDS = "the engine was asked for token ids and gave none"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an exchange has seen so far."""
+
+    dialect: Dialect
+    session: Session
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    started_at: float = 0.0
+    entry: Entry | None = None
+    prepared: Prepared | None = None
+    deployment: str | None = None
+    target: Target | None = None
+    replica: str | None = None
+    policy_version: int | None = None
+    relay: Relay | None = None
+    refusal: Refusal | None = None
+    """What the gateway answered itself."""
+    error: CallError | None = None
+    """What went wrong beside the upstream's reply: the agent has gone, the deadline passed."""
+
+
+def build_call(outcome: Outcome, entry: Entry) -> Call:
+    """The record of an exchange that has ended."""
+    session, prepared, relay = outcome.session, outcome.prepared, outcome.relay
+    reply, error = _reply_of(outcome)
+    request = _request_of(outcome.body)
+    overrides = prepared.overrides if prepared is not None else {}
+    has_ids = reply.prompt_token_ids is not None or any(
+        choice.token_ids is not None for choice in reply.choices
+    )
+    if prepared is not None and reply.complete and "return_token_ids" in overrides and not has_ids:
+        reply.reply[NOTE] = _NO_IDS
+    labels = read_labels(outcome.headers)
+    asked = overrides.get("model") or request.get("model") or outcome.deployment
+    return Call(
+        id=entry.id,
+        attempt_id=session.attempt_id,
+        rollout_id=session.rollout_id,
+        index=entry.index,
+        dialect=outcome.dialect.name,
+        span_id=labels.span,
+        agent=labels.agent,
+        node=labels.node,
+        labels=labels.others,
+        request=request,
+        overrides=overrides,
+        choices=reply.choices,
+        prompt_token_ids=reply.prompt_token_ids,
+        token_source=TokenSource.ENGINE if has_ids else None,
+        reply=reply.reply,
+        usage=reply.usage,
+        model=reply.model or (asked if isinstance(asked, str) else None),
+        target=outcome.target.shown if outcome.target is not None else None,
+        replica=outcome.replica,
+        policy_version=outcome.policy_version,
+        mode=session.mode.value,
+        stream=prepared.stream if prepared is not None else request.get("stream") is True,
+        status=_status_of(outcome),
+        complete=reply.complete,
+        error=error,
+        tries=entry.tries,
+        started_at=outcome.started_at,
+        first_byte_at=relay.first_byte_at if relay is not None else None,
+        ended_at=time.time() if relay is None or relay.ended_at is None else relay.ended_at,
+    )
+
+
+def _reply_of(outcome: Outcome) -> tuple[Reply, CallError | None]:
+    relay, refusal = outcome.relay, outcome.refusal
+    if refusal is not None:
+        # The reply that broke before its first byte said nothing.
+        message = bounded(refusal.message)
+        error = CallError(kind=refusal.kind, status=refusal.status, message=message)
+        return Reply(complete=False), error
+    if relay is None:
+        return Reply(complete=False), outcome.error
+    data = relay.captured
+    if data is None:
+        message = "the reply was longer than the gateway records (`max_reply`)"
+        found = CallError(kind=CallErrorKind.UNREADABLE, status=relay.status, message=message)
+        return Reply(complete=False), outcome.error or found
+    reply, fault = read_reply(
+        outcome.dialect,
+        data,
+        status=relay.status,
+        encoding=relay.encoding,
+        stream=relay.stream,
+        whole=relay.whole,
+    )
+    problem = outcome.error or relay.error or fault
+    reply.complete = reply.complete and relay.whole and relay.error is None and fault is None
+    return reply, problem
+
+
+def _status_of(outcome: Outcome) -> int | None:
+    if outcome.refusal is not None:
+        return outcome.refusal.status
+    if outcome.relay is not None and outcome.relay.response is not None:
+        return outcome.relay.status
+    return None
+
+
+def _request_of(body: bytes) -> dict[str, Any]:
+    try:
+        value = jsontext.decode(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

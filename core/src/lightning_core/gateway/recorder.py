@@ -1,0 +1,43 @@
+"""Recorder: the one way by which calls get into the store."""
+
+from __future__ import annotations
+
+import logging
+
+from lightning_core.errors import StoreError
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.store.base import Store
+from lightning_core.trace import Call, CallErrorKind
+
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Puts calls into the store, and stops the traffic once one could not be recorded."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.failure: StoreError | None = None
+        """The first call that was lost; the gateway takes no further ones."""
+
+    async def put(self, call: Call) -> None:
+        """Record a call; putting it again replaces it."""
+        try:
+            await self._store.put(call)
+        except StoreError as error:
+            self.failure = self.failure or error
+            _log.error(
+                "call `%s` of attempt `%s` is not recorded: %s", call.id, call.attempt_id, error
+            )
+
+    def check(self) -> None:
+        """Refuse what could not be recorded.
+
+        Raises:
+            Refusal: an earlier call was lost.
+        """
+        if self.failure is not None:
+            message = f"the store failed, and what cannot be recorded is not run: {self.failure}"
+            raise Refusal(
+                500, "store", message, CallErrorKind.REFUSED, headers={"x-should-retry": "false"}
+            )

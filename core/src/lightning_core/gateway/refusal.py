@@ -1,0 +1,46 @@
+"""Refusal: an answer that the gateway makes itself."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from lightning_core.trace import CallErrorKind
+
+
+class Refusal(Exception):
+    """Ends the handling of a request with an error of the gateway's own, in OpenAI's form."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        kind: CallErrorKind = CallErrorKind.BAD_REQUEST,
+        *,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.kind = kind
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The error as JSON."""
+        error = {
+            "message": self.message,
+            "type": f"lightning_{self.code}",
+            "code": self.code,
+            "param": None,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> web.Response:
+        """The error as a response."""
+        return web.Response(
+            status=self.status,
+            body=self.body(),
+            headers={"Content-Type": "application/json", **self.headers},
+        )

@@ -1,0 +1,231 @@
+"""Relay: passes an upstream's reply on to the agent as it comes, and keeps what came for the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from lightning_core.gateway.dialects.base import Dialect, Prepared
+from lightning_core.gateway.headers import passed_back
+from lightning_core.gateway.http1 import Broken, Connection
+from lightning_core.gateway.replies import inflater
+from lightning_core.gateway.sse import StreamFilter
+from lightning_core.gateway.targets import Target
+from lightning_core.gateway.upstream import Upstream
+from lightning_core.trace import CallError
+
+
+class _Together(web.StreamResponse):
+    """A response whose head goes out with its first chunk, which is already there."""
+
+    _send_headers_immediately = False
+
+
+class Relay:
+    """One reply on its way to the agent."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        reply: Connection,
+        *,
+        dialect: Dialect,
+        prepared: Prepared,
+        target: Target,
+        upstream: Upstream,
+        max_reply: int,
+    ) -> None:
+        self._request = request
+        self._reply = reply
+        self._dialect = dialect
+        self._prepared = prepared
+        self._target = target
+        self._upstream = upstream
+        self._max_reply = max_reply
+        self._captured: list[bytes] = []
+        self._sent: list[bytes] | None = None
+        self._room = max_reply
+        self.status = reply.status
+        self.encoding = reply.headers.get("Content-Encoding")
+        self.content_type = reply.headers.get("Content-Type", "")
+        self.stream = self._is_stream()
+        """Whether the upstream's reply is a stream of events."""
+        self.response: web.StreamResponse | None = None
+        """What the agent is being answered; None before its first byte."""
+        self.whole = False
+        """Whether the upstream's last byte has come."""
+        self.delivered = False
+        """Whether the last byte was handed to the agent's connection."""
+        self.error: CallError | None = None
+        """Why the reply broke off."""
+        self.first_byte_at: float | None = None
+        self.ended_at: float | None = None
+
+    @property
+    def captured(self) -> bytes | None:
+        """The bytes that the upstream sent; None where they were too many to keep."""
+        return None if self._room < 0 else b"".join(self._captured)
+
+    @property
+    def sent(self) -> bytes | None:
+        """The bytes that the agent was sent; None where they were too many to keep."""
+        return self.captured if self._sent is None else b"".join(self._sent)
+
+    async def deliver(self) -> web.StreamResponse:
+        """Pass the reply on to its end.
+
+        Raises:
+            Refusal: it broke before its first byte.
+            ConnectionError: the agent's connection is closed.
+        """
+        try:
+            response = await (self._deliver_stream() if self.stream else self._deliver_whole())
+        except BaseException:
+            self._reply.close()  # the upstream learns that nobody listens any more
+            raise
+        self._upstream.release(self._target, self._reply)
+        return response
+
+    def cut(self) -> None:
+        """Close the agent's connection without a clean end, as the upstream's was."""
+        transport = self._request.transport
+        if self.response is not None:
+            self.response.force_close()
+        if transport is not None:
+            transport.close()
+
+    def _is_stream(self) -> bool:
+        if self.content_type.startswith("text/event-stream"):
+            return self.status < 400
+        json = "json" in self.content_type
+        return (
+            self.status < 300 and self._prepared.stream and not self._prepared.remake and not json
+        )
+
+    async def _deliver_whole(self) -> web.StreamResponse:
+        content = self._reply
+        edited = self.status < 400 and (self._prepared.remake or self._prepared.hides)
+        try:
+            data = await content.read()
+            self.first_byte_at = time.time()
+            if edited:
+                while not content.at_end:
+                    data += await content.read()
+        except Broken as error:
+            raise self._upstream.failure(error, self._target) from error
+        if not content.at_end:
+            self._capture(data)
+            return await self._pump(data, None, None, edited=False)
+        self.whole = True
+        self._capture(data)
+        shown = self._edit(data) if edited else data
+        headers = passed_back(self._reply.headers, edited=shown is not data)
+        if shown is not data:
+            self._sent = [shown]
+            if self._prepared.remake:
+                self.content_type = headers["Content-Type"] = "text/event-stream; charset=utf-8"
+        response = web.Response(
+            status=self.status, reason=self._reply.reason, headers=headers, body=shown
+        )
+        self.response = response
+        await response.prepare(self._request)
+        await response.write_eof()
+        self.delivered = True
+        return response
+
+    async def _deliver_stream(self) -> web.StreamResponse:
+        sieve = self._dialect.stream_filter(self._prepared)
+        inflate = inflater(self.encoding) if sieve is not None else None
+        if self.encoding not in (None, "identity") and inflate is None:
+            sieve = None  # what cannot be read cannot be edited
+        if sieve is not None:
+            self._sent = []
+        first = self._reply.read_nowait()
+        if first:
+            self.first_byte_at = time.time()
+            self._capture(first)
+        return await self._pump(first, sieve, inflate, edited=sieve is not None)
+
+    async def _pump(
+        self,
+        chunk: bytes,
+        sieve: StreamFilter | None,
+        inflate: Callable[[bytes], bytes] | None,
+        *,
+        edited: bool,
+    ) -> web.StreamResponse:
+        """Send `chunk` and whatever comes after it."""
+        content = self._reply
+        make = _Together if chunk else web.StreamResponse
+        response = make(
+            status=self.status,
+            reason=self._reply.reason,
+            headers=passed_back(self._reply.headers, edited=edited),
+        )
+        self.response = response
+        await response.prepare(self._request)
+        write = response.write
+        sent = self._sent
+        while True:
+            if chunk and sieve is not None:
+                chunk = sieve.feed(chunk if inflate is None else inflate(chunk))
+            if content.at_end:
+                self.whole = True
+            elif chunk:
+                if sent is not None:
+                    sent.append(chunk)
+                await write(chunk)
+            if self.whole:
+                break
+            try:
+                chunk = await content.read()
+            except Broken as error:
+                failure = self._upstream.failure(error, self._target)
+                self.error = CallError(
+                    kind=failure.kind, status=self.status, message=failure.message
+                )
+                chunk = b""
+                break
+            if chunk:
+                if self.first_byte_at is None:
+                    self.first_byte_at = time.time()
+                self._capture(chunk)
+        if sieve is not None:
+            chunk += sieve.close()
+        if sent is not None:
+            sent.append(chunk)
+        if self.whole and not self._closed_early():
+            await response.write_eof(chunk)
+            self.delivered = True
+        else:
+            if chunk:
+                await write(chunk)
+            self.cut()
+        return response
+
+    def _capture(self, chunk: bytes) -> None:
+        self._room -= len(chunk)
+        if self._room >= 0:
+            self._captured.append(chunk)
+        else:
+            self._captured.clear()
+            if self._sent is not None:
+                self._sent.clear()
+
+    def _edit(self, data: bytes) -> bytes:
+        inflate = inflater(self.encoding)
+        try:
+            plain = data if inflate is None else inflate(data)
+            if self._prepared.remake:
+                return self._dialect.remake(plain, self._prepared)
+            return self._dialect.conceal(plain, self._prepared)
+        except ValueError:
+            return data  # recorded as unreadable; the agent gets what there is
+
+    def _closed_early(self) -> bool:
+        """Whether a stream whose only end is the end of the connection lacks its terminator."""
+        if not self.stream or self._reply.framed:
+            return False
+        return self._dialect.terminator not in b"".join(self._captured[-2:])
