@@ -25,7 +25,7 @@ demo: install ## An unmodified LangGraph agent on the embedded model: every call
 	$(BIN)/lightning-core run examples/text_to_sql/agent.py:graph \
 		--tasks examples/text_to_sql/data/val.jsonl --reward examples/text_to_sql/agent.py:score \
 		--model smollm2 --max-tokens 96 --limit 6 --concurrency 6
-	$(BIN)/lightning-core show last --first
+	$(BIN)/lightning-core show last library-03
 
 lint: install ## Check style and format
 	$(BIN)/ruff check .

@@ -46,14 +46,12 @@ def trace_tree(trace: Trace, *, full: bool = False) -> Tree:
 
 def runs_table(traces: Iterable[Trace]) -> Table:
     """A table of rollouts: how each ended, its reward, its calls."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("rollout", "ended", "reward", "calls", "tokens", "seconds", "output"):
-        table.add_column(
-            column,
-            justify="right" if column in ("reward", "calls", "tokens", "seconds") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    for column in ("rollout", "ended", "reward", "calls", "tokens", "seconds"):
+        number = column in ("reward", "calls", "tokens", "seconds")
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    # Only the output gives way where the terminal is narrow.
+    table.add_column("output", no_wrap=True, overflow="ellipsis", ratio=1)
     for trace in traces:
         attempt = trace.attempt
         seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at

@@ -134,12 +134,16 @@ class Exchange:
         target = headers.get(TARGET)
         digest = (outcome.dialect.name, target, len(outcome.body), hash(outcome.body))
         call_key = headers.get(CALL)
-        entry = await session.memory.earlier_try(call_key, read_retry(headers), digest)
+        retry = read_retry(headers)
+        # Without any mark there will be no retry that could be told from a new call.
+        marked = call_key is not None or retry is not None
+        entry = await session.memory.earlier_try(call_key, retry, digest) if marked else None
         if entry is None:
             entry = outcome.entry = Entry(
                 _new_id(), session.next_index(), call_key or digest, digest
             )
-            session.memory.add(entry)
+            if marked:
+                session.memory.add(entry)
         else:
             outcome.entry = entry
             entry.again()
@@ -302,7 +306,7 @@ class Exchange:
             call = self._call = self._build(entry)
             session.count(call, self._arrival, replayed=self._replayed is not None)
         await self._services.recorder.put(call)
-        if entry.running:
+        if entry.remembered and entry.running:
             self._remember(entry, call)
 
     def _build(self, entry: Entry) -> Call:

@@ -15,6 +15,8 @@ _HOP_BY_HOP = frozenset(
         "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
+_HOP_BY_HOP_AND_LENGTH = _HOP_BY_HOP | {"content-length"}
+_OF_THE_BODY = _HOP_BY_HOP_AND_LENGTH | {"content-encoding", "etag", "content-md5"}
 _OURS_UPSTREAM = _HOP_BY_HOP | {
     "host", "content-length", "expect",
     # The body has been decompressed on the way in.
@@ -59,16 +61,19 @@ def passed_back(headers: CIMultiDict[str], *, edited: bool) -> CIMultiDict[str]:
         headers: the reply's.
         edited: whether the agent gets another body than the upstream sent.
     """
-    named = _named_by_connection(headers)
-    passed: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        key = name.lower()
-        if key in _HOP_BY_HOP or key in named:
-            continue
-        if edited and key in ("content-length", "content-encoding", "etag", "content-md5"):
-            continue
-        passed.add(name, value)
-    return passed
+    return CIMultiDict(_passing(headers, _OF_THE_BODY if edited else _HOP_BY_HOP))
+
+
+def passed_back_lines(headers: CIMultiDict[str], *, edited: bool) -> str:
+    """The same as lines, without the body's length."""
+    dropped = _OF_THE_BODY if edited else _HOP_BY_HOP_AND_LENGTH
+    return "".join([f"{name}: {value}\r\n" for name, value in _passing(headers, dropped)])
+
+
+def _passing(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    if "Connection" in headers:
+        dropped |= _named_by_connection(headers)
+    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 
 def _one_line(key: str) -> str:

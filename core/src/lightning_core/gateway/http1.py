@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 _HEAD_LIMIT = 256 * 1024
 _HIGH_WATER = 512 * 1024
-_STATUS = re.compile(r"HTTP/1\.([01]) ([0-9]{3})(?: (.*))?")
+_STATUS = re.compile(r"HTTP/1\.([01]) ([0-9]{3})(?: ([^\r\n]*))?")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from aiohttp import web
 
 from lightning_core.gateway.dialects.base import Dialect, Prepared
-from lightning_core.gateway.headers import passed_back
+from lightning_core.gateway.headers import passed_back, passed_back_lines
 from lightning_core.gateway.http1 import Broken, Connection
 from lightning_core.gateway.replies import inflater
 from lightning_core.gateway.sse import StreamFilter
 from lightning_core.gateway.targets import Target
 from lightning_core.gateway.upstream import Upstream
+from lightning_core.gateway.whole import WholeResponse
 from lightning_core.trace import CallError
 
 
@@ -121,17 +122,17 @@ class Relay:
         self.whole = True
         self._capture(data)
         shown = self._edit(data) if edited else data
-        headers = passed_back(self._reply.headers, edited=shown is not data)
+        lines = passed_back_lines(self._reply.headers, edited=shown is not data)
         if shown is not data:
             self._sent = [shown]
             if self._prepared.remake:
-                self.content_type = headers["Content-Type"] = "text/event-stream; charset=utf-8"
-        response = web.Response(
-            status=self.status, reason=self._reply.reason, headers=headers, body=shown
-        )
+                self.content_type = "text/event-stream; charset=utf-8"
+                kept = passed_back(self._reply.headers, edited=True)
+                kept["Content-Type"] = self.content_type
+                lines = passed_back_lines(kept, edited=True)
+        response = WholeResponse(self.status, self._reply.reason, lines, shown)
         self.response = response
         await response.prepare(self._request)
-        await response.write_eof()
         self.delivered = True
         return response
 

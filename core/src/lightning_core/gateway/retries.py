@@ -29,7 +29,8 @@ class Entry:
     """One Call across the tries at it."""
 
     __slots__ = (
-        "_waiters", "admitted", "digest", "failed", "id", "index", "key", "last", "replay", "tries",
+        "_waiters", "admitted", "digest", "failed", "id", "index", "key", "last", "remembered", "replay",
+        "tries",
     )  # fmt: skip
 
     def __init__(self, call_id: str, index: int, key: Hashable, digest: Hashable) -> None:
@@ -41,6 +42,8 @@ class Entry:
         self.last: Try | None = None
         """The latest try; None while it runs."""
         self.replay: Replay | None = None
+        self.remembered = False
+        """Whether a retry may look for it."""
         self.admitted = False
         """Whether it counts as one of the attempt's calls."""
         self.failed = False
@@ -88,6 +91,7 @@ class Memory:
 
     def add(self, entry: Entry) -> None:
         """Remember a new Call and forget the oldest beyond the bound."""
+        entry.remembered = True
         self._entries.setdefault(entry.key, []).append(entry)
         self._order.append(entry)
         if len(self._order) > self._limits.remember:
