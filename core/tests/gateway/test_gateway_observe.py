@@ -413,3 +413,29 @@ async def test_redirects_pass_through(site, upstream):
     status, _, headers = await site.ask(allow_redirects=False)
     assert (status, headers["location"]) == (307, "http://elsewhere.example/")
     assert len(upstream.received) == 1
+
+
+async def test_the_session_may_be_named_in_a_header(site, upstream):
+    site.open(upstream="http://127.0.0.1:9/v1")
+    upstream.handler = reply_with(whole(completion()))
+    token = site.token()
+    headers = {
+        "x-lightning-session": token,
+        "x-lightning-target": f"{upstream.url}/any/prefix/chat/completions",
+        "Authorization": "Bearer sk-own",
+    }
+    async with site.client.post(
+        f"{site.url}/any/prefix/chat/completions", json=REQUEST, headers=headers
+    ) as response:
+        assert response.status == 200
+    assert upstream.received[0].headers["authorization"] == "Bearer sk-own"
+    assert token not in str(upstream.received[0])
+    assert (await site.call()).complete
+
+
+async def test_a_client_that_does_not_keep_its_connection(site, upstream):
+    site.open(upstream=f"{upstream.url}/v1")
+    upstream.handler = reply_with(whole(completion()))
+    status, _, headers = await site.ask(headers={"Connection": "close"})
+    assert (status, headers["connection"]) == (200, "close")
+    assert (await site.call()).complete

@@ -286,6 +286,8 @@ class Connection(asyncio.Protocol):
         position, size, left = 0, len(data), self._left
         take = self._ready.append
         while not self.done:
+            if not (left or self._between or self._trailers):
+                position = self._take_whole_chunks(data, position)
             if left:
                 piece = data[position : position + left]
                 if not piece:
@@ -318,6 +320,27 @@ class Connection(asyncio.Protocol):
             self._trailers = left == 0
         self._left = left
         self._carry = data[position:]
+
+    def _take_whole_chunks(self, data: bytes, position: int) -> int:
+        """Take the plain chunks that lie whole in `data`; returns where they end. Nothing here is decided: what is
+        not plain is left to the caller."""
+        start = position
+        take, find = self._ready.append, data.find
+        while True:
+            end = find(b"\r\n", position)
+            line = data[position:end]
+            if end < 0 or not line.isalnum():
+                break
+            try:
+                stop = end + 2 + int(line, 16)
+            except ValueError:
+                break
+            if stop == end + 2 or data[stop : stop + 2] != b"\r\n":
+                break
+            take(data[end + 2 : stop])
+            position = stop + 2
+        self._buffered += position - start
+        return position
 
 
 def _chunk_size(line: bytes) -> int:

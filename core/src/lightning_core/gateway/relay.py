@@ -147,7 +147,28 @@ class Relay:
         if first:
             self.first_byte_at = time.time()
             self._capture(first)
+        if self._reply.at_end and self._reply.framed:
+            return await self._deliver_ended_stream(first, sieve, inflate)
         return await self._pump(first, sieve, inflate, edited=sieve is not None)
+
+    async def _deliver_ended_stream(
+        self,
+        data: bytes,
+        sieve: StreamFilter | None,
+        inflate: Callable[[bytes], bytes] | None,
+    ) -> web.StreamResponse:
+        """A stream that had come to its end before anything was sent."""
+        self.whole = True
+        shown = data
+        if sieve is not None:
+            shown = sieve.feed(data if inflate is None else inflate(data)) + sieve.close()
+            self._sent = [shown]
+        lines = passed_back_lines(self._reply.headers, edited=sieve is not None)
+        response = WholeResponse(self.status, self._reply.reason, lines, shown)
+        self.response = response
+        await response.prepare(self._request)
+        self.delivered = True
+        return response
 
     async def _pump(
         self,

@@ -45,10 +45,16 @@ class Assembly:
         finish_reason: Any = None
         ids: list[Any] | None = None
         logprobs: list[Any] | None = None
+        content: list[str] | None = None
         for piece in self.pieces:
             delta = piece.delta
             if isinstance(delta, dict):
-                self._add(delta)
+                text = delta.get("content")
+                if content is not None and len(delta) == 1 and isinstance(text, str):
+                    content.append(text)  # nearly all events
+                else:
+                    self._add(delta)
+                    content = self._parts.get("content")
             elif isinstance(piece.text, str):
                 self._parts.setdefault("text", []).append(piece.text)
             if piece.finish_reason is not None:
