@@ -23,6 +23,7 @@ from lightning_core.errors import LightningError, UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, reward_name
 from lightning_core.instrument.bootstrap import PLACEHOLDER_KEY
+from lightning_core.live import LiveProgress
 from lightning_core.plugins import Plugins, installed
 from lightning_core.progress import ProgressListener
 from lightning_core.rollout import Budget, Mode
@@ -141,6 +142,7 @@ async def run(
         folder.write_config(config)
     started = time.monotonic()
     async with AsyncExitStack() as stack:
+        live_progress = stack.enter_context(LiveProgress())
         fatal: list[Callable[[], Awaitable[LightningError]]] = []
         url, admin, worker_token = (
             server or settings.server,
@@ -165,11 +167,12 @@ async def run(
             chosen,
             reward=reward_function,
             budget=budget or Budget(),
-            listener=listener,
+            listener=listener or live_progress,
         )
         if served is not None:
             serving = served.create(folder=folder.logs, options=engine_options or {})
             stack.push_async_callback(serving.stop)
+            live_progress.say(f"starting {model}")
             await served_run.serve(serving, await serving.start(), version=0)
         await stack.enter_async_context(served_run.following())
         if live:

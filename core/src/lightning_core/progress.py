@@ -23,7 +23,6 @@ class Progress:
         self.tokens = 0
         self.causes: dict[Cause, int] = {}
         self.reward_errors = 0
-        self.note = ""
 
     @property
     def mean_reward(self) -> float | None:

@@ -8,7 +8,6 @@ import click
 
 from lightning_core.agents import load_object
 from lightning_core.cli import AgentCommand, pairs
-from lightning_core.cli.live import LiveProgress
 from lightning_core.cli.render import runs_table, summary
 from lightning_core.cli.terminal import complete, console
 from lightning_core.errors import RewardError, UsageError
@@ -79,20 +78,17 @@ def command(
     """
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")
-    out = console(stderr=True)
-    with LiveProgress(out) as live:
-        result = complete(
-            run(
-                agent if agent is not None else command_line,
-                tasks,
-                reward=_reward(reward),
-                sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
-                budget=Budget(calls=max_calls, tokens=max_total_tokens),
-                listener=live,
-                command_line=tuple(sys.argv),
-                **options,  # type: ignore[arg-type]  # click has checked them against the options above
-            )
+    result = complete(
+        run(
+            agent if agent is not None else command_line,
+            tasks,
+            reward=_reward(reward),
+            sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
+            budget=Budget(calls=max_calls, tokens=max_total_tokens),
+            command_line=tuple(sys.argv),
+            **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
+    )
     _report(result)
     return 0 if result.causes.get(Cause.SUCCESS) else 1
 

@@ -22,7 +22,8 @@ from lightning_core.rollout import Cause
 class LiveProgress:
     """Shows counts as they come. On anything but a terminal it stays silent."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self) -> None:
+        console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
             MofNCompleteColumn(),
@@ -46,6 +47,10 @@ class LiveProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Say what is being done before anything can be counted."""
+        self._progress.update(self._task, state=text)
 
     def __call__(self, counts: Counts) -> None:
         """Take new counts."""
