@@ -6,42 +6,28 @@ On a laptop this starts a server, an engine where a model is named, and a worker
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
 
-from lightning_core.adapter import Adapter
 from lightning_core.agents import agent_name, find_adapter
-from lightning_core.children import Child
-from lightning_core.client import Client
 from lightning_core.engines import create_engine
-from lightning_core.errors import LightningError, UsageError
+from lightning_core.errors import UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, reward_name
-from lightning_core.instrument.bootstrap import PLACEHOLDER_KEY
-from lightning_core.live import LiveProgress
+from lightning_core.launch import LaunchPlan, launched
 from lightning_core.plugins import Plugins, installed
 from lightning_core.progress import ProgressListener
 from lightning_core.rollout import Budget, Mode
-from lightning_core.runner import ServedRun
 from lightning_core.runs import RolloutRequest, RunConfig, RunResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
-from lightning_core.server.process import ServerProcess
 from lightning_core.settings import Settings
 from lightning_core.sources import load_tasks
 from lightning_core.task import Task
-from lightning_core.tokens import Scope
-from lightning_core.worker.worker import Worker
-
-_T = TypeVar("_T")
 
 TaskSource = str | Path | Sequence[Task | Mapping[str, Any]]
 """A file (`.jsonl`, `.csv`, `.parquet`), or tasks, or dicts with `input` and what else a task has."""
-_WORKER_GRACE: Final = 10.0
 
 
 async def run(
@@ -117,6 +103,12 @@ async def run(
     plugins = installed()
     spec, command = _agent_spec(agent)
     live = spec is None and not command
+    if live and isolate:
+        raise UsageError(
+            "isolate: a live object cannot be run in another process; give `module:attr` or `path.py:attr`"
+        )
+    if not 0 < timeout < float("inf"):
+        raise UsageError(f"timeout: expected a positive number of seconds but got {timeout!r}")
     adapter = find_adapter(agent, plugins.adapters()) if live else None
     reward_function = _find_reward(reward, plugins)
     chosen = load_tasks(tasks, fields=fields, split=split, limit=limit)
@@ -141,55 +133,30 @@ async def run(
     if not resume:
         folder.write_config(config)
     started = time.monotonic()
-    async with AsyncExitStack() as stack:
-        live_progress = stack.enter_context(LiveProgress())
-        fatal: list[Callable[[], Awaitable[LightningError]]] = []
-        url, admin, worker_token = (
-            server or settings.server,
-            token or settings.token,
-            token or settings.token,
+    plan = LaunchPlan(
+        config=config,
+        folder=folder,
+        plugins=plugins,
+        tasks=chosen,
+        agent=agent if live else None,
+        adapter=adapter,
+        spec=spec,
+        command=command,
+        reward=reward_function,
+        engine=served,
+        engine_options=engine_options or {},
+        budget=budget or Budget(),
+        concurrency=concurrency,
+        isolate=isolate,
+        workers=workers,
+        server=server or settings.server,
+        token=token or settings.token,
+        listener=listener,
+    )
+    async with launched(plan) as served_run:
+        groups = await served_run.rollouts(
+            [RolloutRequest(task=task, count=repeats, mode=config.mode) for task in chosen]
         )
-        if url is None:
-            process = await stack.enter_async_context(ServerProcess(folder.path))
-            fatal.append(process.died)
-            url, admin = process.url, process.token(Scope.ADMIN)
-            worker_token = process.token(Scope.WORKER)
-        if not admin or not worker_token:
-            raise UsageError(
-                f"server {url}: a token is needed; set `LIGHTNING_CORE_TOKEN` or give `--token`"
-            )
-        client = await stack.enter_async_context(Client(url, admin))
-        served_run = ServedRun(
-            config,
-            folder,
-            client,
-            plugins,
-            chosen,
-            reward=reward_function,
-            budget=budget or Budget(),
-            listener=listener or live_progress,
-        )
-        if served is not None:
-            serving = served.create(folder=folder.logs, options=engine_options or {})
-            stack.push_async_callback(serving.stop)
-            live_progress.say(f"starting {model}")
-            await served_run.serve(serving, await serving.start(), version=0)
-        await stack.enter_async_context(served_run.following())
-        if live:
-            assert adapter is not None
-            if served is not None:
-                stack.enter_context(_some_key())
-            working = _work_here(agent, adapter, url, worker_token, plugins, concurrency, isolate)
-            fatal.append(await stack.enter_async_context(working))
-        for number in range(0 if live else workers):
-            child = _worker_child(
-                number, spec, command, url, worker_token, folder, concurrency, isolate
-            )
-            await child.start()
-            stack.push_async_callback(child.stop)
-            fatal.append(child.died)
-        requests = [RolloutRequest(task=task, count=repeats, mode=config.mode) for task in chosen]
-        groups = await _unless(served_run.rollouts(requests), fatal)
     return RunResult(
         name=config.name,
         folder=str(folder.path),
@@ -241,103 +208,3 @@ def _open_folder(runs: Path, name: str | None, resume: bool, hint: str) -> RunFo
     if name is None:
         raise UsageError("resume: which run? add `--name`")
     return RunFolder.open(runs, name)
-
-
-@contextlib.contextmanager
-def _some_key() -> Iterator[None]:
-    """Let an agent build its client in this process though the user has no key: the gateway answers its calls."""
-    if os.environ.get("OPENAI_API_KEY"):
-        yield
-        return
-    os.environ["OPENAI_API_KEY"] = PLACEHOLDER_KEY
-    try:
-        yield
-    finally:
-        os.environ.pop("OPENAI_API_KEY", None)
-
-
-@contextlib.asynccontextmanager
-async def _work_here(
-    agent: object,
-    adapter: Adapter,
-    url: str,
-    token: str,
-    plugins: Plugins,
-    concurrency: int,
-    isolate: bool,
-) -> AsyncIterator[Callable[[], Awaitable[LightningError]]]:
-    """A worker in this process, for a live object."""
-    if isolate:
-        raise UsageError(
-            "isolate: a live object cannot be run in another process; give `module:attr` or `path.py:attr`"
-        )
-    stop = asyncio.Event()
-    async with Client(url, token) as client:
-        worker = Worker(
-            client,
-            agent,
-            adapter,
-            adapters=tuple(plugins.adapters().values()),
-            concurrency=concurrency,
-        )
-        working = asyncio.create_task(worker.run(stop), name="lightning-core worker")
-
-        async def died() -> LightningError:
-            await asyncio.wait([working])
-            error = None if working.cancelled() else working.exception()
-            if isinstance(error, LightningError):
-                return error
-            if error is not None:
-                raise error
-            return LightningError("worker: ended before the rollouts did")
-
-        try:
-            yield died
-        finally:
-            stop.set()
-            await asyncio.wait([working], timeout=_WORKER_GRACE)
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-
-
-def _worker_child(
-    number: int,
-    spec: str | None,
-    command: tuple[str, ...],
-    url: str,
-    token: str,
-    folder: RunFolder,
-    concurrency: int,
-    isolate: bool,
-) -> Child:
-    arguments = ["--server", url, "--concurrency", str(concurrency)]
-    if isolate:
-        arguments.append("--isolate")
-    if spec is not None:
-        arguments += ["--agent", spec]
-    if command:
-        arguments += ["--", *command]
-    return Child(
-        f"worker {number}",
-        "lightning_core.worker",
-        arguments,
-        log=folder.logs / f"worker-{number}.log",
-        environment={"LIGHTNING_CORE_TOKEN": token},
-    )
-
-
-async def _unless(
-    work: Awaitable[_T], fatal: Sequence[Callable[[], Awaitable[LightningError]]]
-) -> _T:
-    """The result of `work`, unless something that it needs dies first."""
-    doing = asyncio.ensure_future(work)
-    deaths = [asyncio.ensure_future(died()) for died in fatal]
-    try:
-        await asyncio.wait([doing, *deaths], return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        raise next(death for death in deaths if death.done()).result()
-    finally:
-        for task in (doing, *deaths):
-            task.cancel()
-        await asyncio.gather(doing, *deaths, return_exceptions=True)

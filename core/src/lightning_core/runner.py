@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import msgspec
 
 from lightning_core.client import Client
 from lightning_core.engine import Endpoint, Engine
-from lightning_core.errors import CapabilityError, WireError
+from lightning_core.errors import CapabilityError, LightningError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, grade
 from lightning_core.plugins import Plugins
@@ -62,22 +62,31 @@ class ServedRun(Run):
         self._waiting: dict[str, asyncio.Future[Trace]] = {}
         self._grading: set[asyncio.Task[None]] = set()
         self._graders = asyncio.Semaphore(_GRADERS)
+        self._watching: list[asyncio.Task[None]] = []
+        self._failure: BaseException | None = None
         self._engine: Engine | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Follow the server's events while the context is open; a fault in that ends the context's task."""
+        """Follow the server's events while the context is open."""
         await self._client.put_tasks(self.config.name, self._tasks)
-        follower = asyncio.create_task(self._follow(), name="lightning-core events")
-        follower.add_done_callback(self._fail_waiting)
+        self._watching.append(asyncio.create_task(self._unless_it_fails(self._follow())))
         try:
             yield
         finally:
-            follower.cancel()
-            for grading in self._grading:
-                grading.cancel()
-            await asyncio.gather(follower, *self._grading, return_exceptions=True)
+            tasks = (*self._watching, *self._grading)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def watch(self, death: Awaitable[LightningError]) -> None:
+        """Let rollouts that are waited for fail once `death` tells why they cannot end any more."""
+
+        async def fail() -> None:
+            raise await death
+
+        self._watching.append(asyncio.create_task(self._unless_it_fails(fail())))
 
     # Run -----------------------------------------------------------------------------------------------------
 
@@ -92,6 +101,8 @@ class ServedRun(Run):
         if extra:
             await self._client.put_tasks(self.config.name, extra)
             self._known.update((task.id, task) for task in extra)
+        if self._failure is not None:
+            raise self._failure
         loop = asyncio.get_running_loop()
         every = [rollout for group in groups for rollout in group]
         futures = {rollout.id: loop.create_future() for rollout in every}
@@ -103,8 +114,10 @@ class ServedRun(Run):
             await self._resync()
             await asyncio.gather(*futures.values())
         finally:
-            for rollout_id in futures:
+            for rollout_id, future in futures.items():
                 self._waiting.pop(rollout_id, None)
+                if future.done() and not future.cancelled():
+                    future.exception()  # Seen: one error is raised for all.
         return [[futures[rollout.id].result() for rollout in group] for group in groups]
 
     async def publish(self, folder: Path, *, version: int) -> None:
@@ -243,12 +256,14 @@ class ServedRun(Run):
         self._plugins.hook.lightning_rollout_finished(folder=self.folder, trace=trace)
         return trace
 
-    def _fail_waiting(self, follower: asyncio.Task[None]) -> None:
-        if follower.cancelled() or (error := follower.exception()) is None:
-            return
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+    async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._failure = self._failure or error
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(error)
 
     def _tell(self) -> None:
         if self._listener is not None:
