@@ -21,7 +21,7 @@ from lightning_core.engines import ChosenEngine
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
-from lightning_core.instrument.bootstrap import PLACEHOLDER_KEY
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 from lightning_core.live import LiveProgress
 from lightning_core.plugins import Plugins
 from lightning_core.progress import ProgressListener

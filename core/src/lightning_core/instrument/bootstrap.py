@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 
+from .context import PLACEHOLDER_KEY
+
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 """The folder with our `sitecustomize.py`."""
-PLACEHOLDER_KEY = "lightning-core"
-"""What `OPENAI_API_KEY` is set to where the gateway has no use for a key: the session is part of the address."""
 ORIGINAL = "LIGHTNING_CORE_ORIGINAL_"
 """Prefix of the variables that keep what ours replaced."""
 

@@ -17,8 +17,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-from .bootstrap import PLACEHOLDER_KEY
 from .sinks import HttpSink
+
+PLACEHOLDER_KEY = "lightning-core"
+"""What `OPENAI_API_KEY` is set to where the gateway has no use for a key: the session travels on its own."""
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 
 from lightning_core.agents import load_agent
 from lightning_core.errors import AgentError
-from lightning_core.instrument.bootstrap import PLACEHOLDER_KEY
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 from lightning_core.rollout import Mode
 
 _KEY = "OPENAI_API_KEY"
