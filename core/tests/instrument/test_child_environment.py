@@ -4,7 +4,8 @@ import json
 import os
 
 from lightning_core.instrument import child_environment
-from lightning_core.instrument.context import PLACEHOLDER_KEY, STARTUP, restore_addresses
+from lightning_core.instrument.bootstrap import STARTUP, restore_addresses
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 
 GATEWAY = "http://127.0.0.1:4000"
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lightning_core.instrument import ListSink, Scope, attempt, current, propagate, span
-from lightning_core.instrument.context import PLACEHOLDER_KEY, STARTUP
+from lightning_core.instrument.bootstrap import STARTUP
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 
 PATCHED = (
     (threading.Thread, "start"),
