@@ -439,3 +439,25 @@ async def test_a_client_that_does_not_keep_its_connection(site, upstream):
     status, _, headers = await site.ask(headers={"Connection": "close"})
     assert (status, headers["connection"]) == (200, "close")
     assert (await site.call()).complete
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_of_http_1_0(site, upstream, stream):
+    site.open(upstream=f"{upstream.url}/v1")
+    data = event(chunk({"content": "x"}, finish="stop")) + event("[DONE]")
+    upstream.handler = stream_of(data) if stream else reply_with(whole(completion()))
+    body = json.dumps({**REQUEST, "stream": stream}).encode()
+    host, port = site.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    path = f"/s/{site.token()}/v1/chat/completions"
+    writer.write(
+        f"POST {path} HTTP/1.0\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    headers, _, got = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    assert b"chunked" not in headers
+    assert got == data if stream else json.loads(got) == completion()
+    assert (await site.call()).complete

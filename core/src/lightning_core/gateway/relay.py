@@ -10,18 +10,12 @@ from aiohttp import web
 from lightning_core.gateway.dialects.base import Dialect, Prepared
 from lightning_core.gateway.headers import passed_back, passed_back_lines
 from lightning_core.gateway.http1 import Broken, Connection
+from lightning_core.gateway.outgoing import Outgoing
 from lightning_core.gateway.replies import inflater
 from lightning_core.gateway.sse import StreamFilter
 from lightning_core.gateway.targets import Target
 from lightning_core.gateway.upstream import Upstream
-from lightning_core.gateway.whole import WholeResponse
 from lightning_core.trace import CallError
-
-
-class _Together(web.StreamResponse):
-    """A response whose head goes out with its first chunk, which is already there."""
-
-    _send_headers_immediately = False
 
 
 class Relay:
@@ -130,9 +124,10 @@ class Relay:
                 kept = passed_back(self._reply.headers, edited=True)
                 kept["Content-Type"] = self.content_type
                 lines = passed_back_lines(kept, edited=True)
-        response = WholeResponse(self.status, self._reply.reason, lines, shown)
+        response = Outgoing(self.status, self._reply.reason, lines, len(shown))
         self.response = response
         await response.prepare(self._request)
+        await response.write_eof(shown)
         self.delivered = True
         return response
 
@@ -164,9 +159,10 @@ class Relay:
             shown = sieve.feed(data if inflate is None else inflate(data)) + sieve.close()
             self._sent = [shown]
         lines = passed_back_lines(self._reply.headers, edited=sieve is not None)
-        response = WholeResponse(self.status, self._reply.reason, lines, shown)
+        response = Outgoing(self.status, self._reply.reason, lines, len(shown))
         self.response = response
         await response.prepare(self._request)
+        await response.write_eof(shown)
         self.delivered = True
         return response
 
@@ -180,14 +176,17 @@ class Relay:
     ) -> web.StreamResponse:
         """Send `chunk` and whatever comes after it."""
         content = self._reply
-        make = _Together if chunk else web.StreamResponse
-        response = make(
-            status=self.status,
-            reason=self._reply.reason,
-            headers=passed_back(self._reply.headers, edited=edited),
+        length = self._reply.headers.get("Content-Length")
+        response = Outgoing(
+            self.status,
+            self._reply.reason,
+            passed_back_lines(self._reply.headers, edited=edited),
+            None if edited or length is None or not self._reply.framed else int(length),
         )
         self.response = response
         await response.prepare(self._request)
+        if not chunk:
+            response.flush()
         write = response.write
         sent = self._sent
         while True:

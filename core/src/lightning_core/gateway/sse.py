@@ -50,6 +50,8 @@ class StreamFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """What may be passed on now that `chunk` has come."""
+        if not self._held and chunk.endswith(b"\n\n") and self._suspect.search(chunk) is None:
+            return chunk  # whole events and nothing to edit: nearly always
         buffer = self._held + chunk if self._held else chunk
         end = _last_end(buffer)
         if end == 0 and len(buffer) > _LONGEST_EVENT:
