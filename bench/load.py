@@ -58,7 +58,17 @@ class Job:
             "content-type": "application/json",
             "accept": "application/json",
             "authorization": "Bearer sk-bench",
-            "user-agent": "bench/1",
+            # What the openai SDK sends: a gateway that looks for retries has something to look at.
+            "user-agent": "AsyncOpenAI/Python 3.57.0",
+            "x-stainless-arch": "x64",
+            "x-stainless-async": "async:asyncio",
+            "x-stainless-lang": "python",
+            "x-stainless-os": "Linux",
+            "x-stainless-package-version": "3.57.0",
+            "x-stainless-read-timeout": "600",
+            "x-stainless-retry-count": "0",
+            "x-stainless-runtime": "CPython",
+            "x-stainless-runtime-version": "3.11.7",
             "content-length": str(len(data)),
             **self.headers,
         }

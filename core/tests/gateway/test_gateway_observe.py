@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from lightning_core.gateway import GatewayLimits
+from lightning_core.rollout import Mode
 from lightning_core.trace import CallErrorKind
 
 from .conftest import (
@@ -215,8 +216,9 @@ async def test_models_pass_through_and_are_no_call(site, upstream):
     assert await site.calls() == []
 
 
-async def test_embeddings(site, upstream):
-    site.open(upstream=f"{upstream.url}/v1")
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_embeddings_go_where_the_agent_meant_in_every_mode(site, upstream, mode):
+    site.open(upstream=f"{upstream.url}/v1", mode=mode)
     reply = {
         "object": "list",
         "data": [{"index": 0, "embedding": [0.5, 1.0]}],

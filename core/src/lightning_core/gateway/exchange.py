@@ -150,7 +150,7 @@ class Exchange:
             if entry.replay is not None:
                 return await self._replay(entry.replay)
         self._admit(entry)
-        if session.mode is Mode.OBSERVE:
+        if session.mode is Mode.OBSERVE or not outcome.dialect.answered_by_policy:
             return await self._observe(fields, target, entry)
         return await self._ask_policy(fields, entry)
 

@@ -289,7 +289,7 @@ class Api:
 
     async def _pause(self, request: _Request) -> object:
         drained = await self._gateway.pause(request.field("timeout", float))
-        return {"drained": drained, "in_flight": self._gateway.in_flight}
+        return {"drained": drained, "in_flight": self._gateway.policy_in_flight}
 
     async def _resume(self, request: _Request) -> object:
         self._gateway.resume()

@@ -82,6 +82,8 @@ class Dialect(ABC):
     """The format's name, as in `Call.dialect`."""
     suffix: ClassVar[str]
     """The end of the paths that speak it, with its leading slash."""
+    answered_by_policy: ClassVar[bool] = True
+    """Whether the policy answers it in train and val mode; else it goes where the agent meant it to go."""
     terminator: ClassVar[bytes] = b"[DONE]"
     """What the last event of a stream holds."""
 

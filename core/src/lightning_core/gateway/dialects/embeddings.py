@@ -10,10 +10,11 @@ from lightning_core.gateway.sse import StreamFilter
 
 
 class EmbeddingsDialect(Dialect):
-    """`POST …/embeddings`. Nothing is sampled, so only the model's name ever changes."""
+    """`POST …/embeddings`. Nothing is sampled, and a policy is no embedding model: they go where the agent meant."""
 
     name = "embeddings"
     suffix = "/embeddings"
+    answered_by_policy = False
 
     def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
         """See `Dialect.prepare`."""
