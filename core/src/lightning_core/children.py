@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -136,6 +137,17 @@ def be_child(work: Coroutine[Any, Any, object]) -> int:
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_work_until_told(work))
+
+
+def tune_garbage_collection() -> None:
+    """For a process that serves: leave out of every collection what start-up made, and collect seldom.
+
+    A server makes many objects that die by reference count and few cycles; the default looks at all of them over and
+    over, which is a twentieth of what a recorded call costs.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def say_ready(**answer: str) -> None:

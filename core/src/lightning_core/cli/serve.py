@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from lightning_core.children import tune_garbage_collection
 from lightning_core.cli import pairs
 from lightning_core.cli.terminal import console
 from lightning_core.client import Client
@@ -88,6 +89,7 @@ async def _serve(
                             val=SamplingPolicy(temperature=0.0),
                         )
                     )
+            tune_garbage_collection()
             _announce(server, config)
             failure = asyncio.ensure_future(server.failure())
             stopped = asyncio.ensure_future(stop.wait())
