@@ -334,4 +334,5 @@ class Exchange:
 
 
 def _new_id() -> str:
-    return f"{_random.getrandbits(128):032x}"
+    # Ids in the order of time keep the store's index in a few pages.
+    return f"{time.time_ns():016x}{_random.getrandbits(64):016x}"
