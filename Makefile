@@ -36,7 +36,7 @@ format: install ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 types: install ## Check types, strictly
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy $(SOURCES) tests/typed_use.py
 
 test: install ## Run every test
 	$(BIN)/python -m pytest

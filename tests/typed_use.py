@@ -1,0 +1,28 @@
+"""How a user's typed code sees the public names. Checked by `make types`; never run."""
+
+from collections.abc import Mapping
+from typing import assert_type
+
+import lightning_core as lc
+
+
+def score(task: lc.Task, trace: lc.Trace) -> float:
+    """A grader as users write it."""
+    return float(trace.output == task.expected)
+
+
+async def grade_later(task: lc.Task, trace: lc.Trace) -> lc.Reward:
+    """A grader that is async and gives a Reward."""
+    return lc.Reward(value=score(task, trace), feedback="compared")
+
+
+async def use() -> None:
+    """The calls of the README."""
+    result = await lc.run("agent.py:graph", "tasks.jsonl", reward=score, model="smollm2")
+    assert_type(result, lc.RunResult)
+    assert_type(result.mean_reward, float | None)
+    assert_type(result.causes, Mapping[lc.Cause, int])
+    assert_type(result.traces[0].calls, tuple[lc.Call, ...])
+    assert_type(result.traces[0].calls[0].choices[0].token_ids, tuple[int, ...] | None)
+    assert_type(lc.run_sync(print, [{"input": "x"}], reward=grade_later), lc.RunResult)
+    assert_type(lc.load_tasks("tasks.jsonl"), list[lc.Task])
