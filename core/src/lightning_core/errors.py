@@ -5,12 +5,14 @@ LightningError
 │   ├── TaskError                      a task source or a row in it
 │   ├── RewardError                    a reward function or what it returned
 │   ├── AgentError                     an agent that no adapter accepts, or that cannot be loaded
-│   └── CapabilityError                a needed ability that nothing here has
+│   ├── CapabilityError                a needed ability that nothing here has
+│   └── RecordError                    a record that cannot be kept, or an id that nothing has
 ├── PluginError (RuntimeError)         a plugin that is broken, duplicated or misspelt
 ├── FormatError (ValueError)           bytes that are not the record they should be
 │   └── FormatVersionError             a record or store written by a newer release
 ├── StoreError (OSError)               the store cannot be opened, read or written
-├── TokenError (PermissionError)       a token that is missing, forged, expired or for something else
+├── TokenError (PermissionError)       a token that is missing, forged or expired
+│   └── ScopeError                     a good token that is for something else
 ├── WireError (RuntimeError)           the server refused a request, or cannot be reached
 │   └── FencedError                    the attempt has ended or belongs to another worker
 └── EngineError (RuntimeError)         a model server that did not start or has died
@@ -46,6 +48,10 @@ class CapabilityError(UsageError):
     """Something is needed that the chosen engine, backend or adapter does not have."""
 
 
+class RecordError(UsageError):
+    """A record that cannot be kept, such as one that JSON cannot hold; or an id that nothing has. The store goes on."""
+
+
 class PluginError(LightningError, RuntimeError):
     """A plugin is broken, registered twice, or implements a hook that does not exist."""
 
@@ -63,7 +69,11 @@ class StoreError(LightningError, OSError):
 
 
 class TokenError(LightningError, PermissionError):
-    """A token is missing, forged, expired, or meant for something else."""
+    """A token is missing, forged or expired."""
+
+
+class ScopeError(TokenError):
+    """A token is good, but for something else."""
 
 
 class WireError(LightningError, RuntimeError):

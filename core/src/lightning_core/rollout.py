@@ -108,6 +108,8 @@ class Rollout(Record, frozen=True, kw_only=True):
     """Unix time in seconds at which it was enqueued; set by the server."""
     ended_at: float | None = None
     """Unix time in seconds at which its status became final."""
+    cancel: str | None = None
+    """Why the run no longer wants it; its worker is told at the next heart-beat."""
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     """The run's own notes, such as `step`; workers do not see them."""
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from lightning_core.errors import TokenError
+from lightning_core.errors import ScopeError, TokenError
 from lightning_core.records import Record
 
-_PREFIX = "lc1."
+PREFIX = "lc1."
+"""What every token begins with."""
 
 
 class Scope(StrEnum):
@@ -69,16 +70,21 @@ class TokenSigner:
     def sign(self, claims: Claims) -> str:
         """A token that says `claims`."""
         body = _encode(msgspec.json.encode(claims))
-        return f"{_PREFIX}{body}.{_encode(self._mac(body))}"
+        return f"{PREFIX}{body}.{_encode(self._mac(body))}"
+
+    def issue(self, scope: Scope, *, seconds: float = 30 * 24 * 3600.0) -> str:
+        """A token for a run or a worker, by default good for 30 days."""
+        return self.sign(Claims(scope=scope, expires_at=time.time() + seconds))
 
     def verify(self, token: str, *scopes: Scope) -> Claims:
         """What a token says.
 
         Raises:
-            TokenError: it is malformed, forged, expired, or its scope is none of `scopes`.
+            ScopeError: it is for none of `scopes`.
+            TokenError: it is malformed, forged or expired.
         """
-        body, dot, signature = token.removeprefix(_PREFIX).partition(".")
-        if not token.startswith(_PREFIX) or not dot:
+        body, dot, signature = token.removeprefix(PREFIX).partition(".")
+        if not token.startswith(PREFIX) or not dot:
             raise TokenError("token: not one of this server's; expected `lc1.…`")
         try:
             genuine = hmac.compare_digest(_decode(signature), self._mac(body))
@@ -95,7 +101,7 @@ class TokenSigner:
             )
         if claims.scope not in scopes:
             wanted = " or ".join(f"`{scope}`" for scope in scopes)
-            raise TokenError(f"token: is for `{claims.scope}` but this needs {wanted}")
+            raise ScopeError(f"token: is for `{claims.scope}` but this needs {wanted}")
         return claims
 
     def _mac(self, body: str) -> bytes:

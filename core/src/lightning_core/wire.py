@@ -49,6 +49,8 @@ class Event(Record, frozen=True, kw_only=True):
     """`attempt_started`, `attempt_ended` or `rollout_ended`."""
     rollout_id: str
     """The rollout."""
+    run: str
+    """Its run."""
     attempt_id: str | None = None
     """The attempt; None for a rollout that ended without one."""
     cause: Cause | None = None

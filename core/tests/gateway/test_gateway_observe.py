@@ -409,11 +409,13 @@ async def test_a_client_that_waits_for_100_continue_is_told_so(site, upstream):
     assert (await site.call()).request == REQUEST
 
 
-async def test_redirects_pass_through(site, upstream):
+async def test_a_redirect_is_passed_on_but_leads_nowhere(site, upstream):
     site.open(upstream=f"{upstream.url}/v1")
     upstream.handler = reply_with(whole(b"", 307, Location="http://elsewhere.example/"))
     status, _, headers = await site.ask(allow_redirects=False)
-    assert (status, headers["location"]) == (307, "http://elsewhere.example/")
+    # A client that followed it would take the session to another host, past the record.
+    assert status == 307
+    assert "location" not in headers
     assert len(upstream.received) == 1
 
 

@@ -16,8 +16,10 @@ _HOP_BY_HOP = frozenset(
         "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-_HOP_BY_HOP_AND_LENGTH = _HOP_BY_HOP | {"content-length"}
-_OF_THE_BODY = _HOP_BY_HOP_AND_LENGTH | {"content-encoding", "etag", "content-md5"}
+# An SDK that followed a redirect would bypass the record, and take the session along.
+_NOT_BACK = _HOP_BY_HOP | {"location"}
+_NOT_BACK_WITH_LENGTH = _NOT_BACK | {"content-length"}
+_OF_THE_BODY = _NOT_BACK_WITH_LENGTH | {"content-encoding", "etag", "content-md5"}
 _OURS_UPSTREAM = _HOP_BY_HOP | {
     "host", "content-length", "expect",
     # The body has been decompressed on the way in.
@@ -91,12 +93,12 @@ def passed_back(headers: CIMultiDict[str], *, edited: bool) -> CIMultiDict[str]:
         headers: the reply's.
         edited: whether the agent gets another body than the upstream sent.
     """
-    return CIMultiDict(_passing(headers, _OF_THE_BODY if edited else _HOP_BY_HOP))
+    return CIMultiDict(_passing(headers, _OF_THE_BODY if edited else _NOT_BACK))
 
 
 def passed_back_lines(headers: CIMultiDict[str], *, edited: bool) -> str:
     """The same as lines, without the body's length."""
-    dropped = _OF_THE_BODY if edited else _HOP_BY_HOP_AND_LENGTH
+    dropped = _OF_THE_BODY if edited else _NOT_BACK_WITH_LENGTH
     return "".join([f"{name}: {value}\r\n" for name, value in _passing(headers, dropped)])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from lightning_core.errors import StoreError
+import msgspec
+
+from lightning_core.errors import RecordError, StoreError
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.store.base import Store
-from lightning_core.trace import Call, CallErrorKind
+from lightning_core.trace import Call, CallError, CallErrorKind
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +25,12 @@ class Recorder:
     async def put(self, call: Call) -> None:
         """Record a call; putting it again replaces it."""
         try:
-            await self._store.put(call)
+            try:
+                await self._store.put(call)
+            except RecordError as error:
+                # What an agent sends must not stop the others: what of it can be kept is.
+                _log.error("call `%s` of attempt `%s`: %s", call.id, call.attempt_id, error)
+                await self._store.put(_bare(call, error))
         except StoreError as error:
             self.failure = self.failure or error
             _log.error(
@@ -41,3 +48,13 @@ class Recorder:
             raise Refusal(
                 500, "store", message, CallErrorKind.REFUSED, headers={"x-should-retry": "false"}
             )
+
+
+def _bare(call: Call, reason: RecordError) -> Call:
+    """The call without what was said in it."""
+    error = CallError(
+        kind=CallErrorKind.UNREADABLE, status=call.status, message=f"not kept: {reason}"[:4096]
+    )
+    return msgspec.structs.replace(
+        call, request={}, overrides={}, choices=(), reply={}, labels={}, complete=False, error=error
+    )

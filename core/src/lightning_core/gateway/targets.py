@@ -69,11 +69,11 @@ class Targets:
         base = (upstream or DEFAULT_UPSTREAM).rstrip("/")
         tail = f"?{query}" if query else ""
         if "/deployments/" not in path:
-            return self.trusted(base + suffix + tail), True
+            return self._target(base + suffix + tail, check=True), True
         if base.endswith("/v1"):
             # OpenAI's form: the model goes into the body, and `api-version` means nothing.
-            return self.trusted(base + suffix), False
-        return self.trusted(base + path + tail), True
+            return self._target(base + suffix, check=True), False
+        return self._target(base + path + tail, check=True), True
 
     def trusted(self, text: str) -> Target:
         """A target that the run itself named.

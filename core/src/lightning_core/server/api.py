@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,7 @@ from lightning_core.errors import (
     FencedError,
     FormatError,
     LightningError,
+    ScopeError,
     StoreError,
     TokenError,
     UsageError,
@@ -36,7 +38,16 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "/api/v1/"
 _LONGEST_WAIT: Final = 60.0
+"""Seconds that a client may ask the server to wait."""
 _SESSION_SLACK: Final = 120.0
+"""Seconds after the deadline for which a session's token is good: its spans may come last."""
+_SESSION_BODY: Final = 4 * 1024 * 1024
+"""Bytes of a body that comes with a session's token."""
+_MOST_SPANS: Final = 50_000
+"""Spans that one attempt may have; each comes twice, at its start and its end."""
+_MOST_SPAN_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of JSON that they may take."""
+_REMEMBERED_ATTEMPTS: Final = 10_000
 _T = TypeVar("_T")
 
 
@@ -58,6 +69,7 @@ class Api:
         self._gateway = gateway
         self._signer = signer
         self._max_body = max_body
+        self._span_use: dict[str, tuple[int, int]] = {}
         admin, worker = frozenset({Scope.ADMIN}), frozenset({Scope.WORKER, Scope.ADMIN})
         anyone = worker | {Scope.SESSION}
         self._routes: dict[tuple[str, str, str], tuple[frozenset[Scope], _Handler]] = {
@@ -70,6 +82,9 @@ class Api:
             ("POST", "rollouts", "rewards"): (admin, self._reward),
             ("GET", "groups", "traces"): (admin, self._group),
             ("GET", "events", ""): (admin, self._events),
+            ("PUT", "runs", ""): (admin, self._claim_run),
+            ("POST", "tokens", ""): (admin, self._worker_token),
+            ("POST", "workers", "lost"): (admin, self._lose_worker),
             ("POST", "leases", ""): (worker, self._lease),
             ("POST", "sessions", ""): (admin, self._session),
             ("POST", "attempts", "heartbeat"): (worker, self._heartbeat),
@@ -86,23 +101,22 @@ class Api:
             return _json(await self._answer(request), 200)
         except FencedError as error:
             return _error(409, "fenced", str(error))
+        except ScopeError as error:
+            return _error(403, "forbidden", str(error))
         except TokenError as error:
-            forbidden = "is for `" in str(error) or "another attempt" in str(error)
-            return _error(
-                403 if forbidden else 401, "forbidden" if forbidden else "unauthorized", str(error)
-            )
+            return _error(401, "unauthorized", str(error))
         except WireError as error:
             return _error(
                 error.status or 400, _KINDS.get(error.status or 400, "bad_request"), str(error)
             )
         except (FormatError, UsageError, msgspec.ValidationError) as error:
-            return _error(400, "bad_request", f"{request.method} {_tail(request)}: {error}")
+            return _error(400, "bad_request", f"{request.method} {request.path}: {error}")
         except StoreError as error:
             if not self.failed.done():
                 self.failed.set_result(error)
             return _error(500, "internal", str(error))
         except LightningError as error:
-            log.exception("%s %s failed", request.method, _tail(request))
+            log.exception("%s %s failed", request.method, request.path)
             return _error(500, "internal", str(error))
 
     async def _answer(self, request: web.BaseRequest) -> object:
@@ -117,34 +131,56 @@ class Api:
         route = self._routes.get((request.method, name, action))
         if route is None:
             raise WireError(
-                f"{request.method} {_tail(request)}: no such route; see docs/wire.md", 404
+                f"{request.method} {request.path}: no such route; see docs/wire.md", 404
             )
         scopes, handler = route
         header = request.headers.get("authorization", "")
         if not header.startswith("Bearer "):
             raise TokenError("token: missing; send `Authorization: Bearer lc1.…`")
         claims = self._signer.verify(header.removeprefix("Bearer "), *scopes)
-        body = await self._body(request) if request.method != "GET" else {}
-        return await handler(_Request(key, claims, dict(request.query), body, _origin(request)))
+        body: dict[str, Any] = {}
+        size = 0
+        if request.method != "GET":
+            limit = _SESSION_BODY if claims.scope is Scope.SESSION else self._max_body
+            body, size = await self._body(request, limit)
+        return await handler(
+            _Request(key, claims, dict(request.query), body, size, _origin(request))
+        )
 
-    async def _body(self, request: web.BaseRequest) -> dict[str, Any]:
-        try:
-            data = await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise WireError(
-                f"body: more than the {self._max_body} bytes that the server takes", 413
-            ) from error
+    async def _body(self, request: web.BaseRequest, limit: int) -> tuple[dict[str, Any], int]:
+        """The body, and its size in bytes."""
+        data = bytearray()
+        async for piece in request.content.iter_any():
+            data += piece
+            if len(data) > limit:
+                raise WireError(f"body: more than the {limit} bytes that the server takes", 413)
         try:
             value = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise WireError(
-                f"{request.method} {_tail(request)}: the body is not JSON: {error}", 400
+                f"{request.method} {request.path}: the body is not JSON that can be read: {error}",
+                400,
             ) from error
         if not isinstance(value, dict):
-            raise WireError(f"{request.method} {_tail(request)}: expected a JSON object", 400)
-        return value
+            raise WireError(f"{request.method} {request.path}: expected a JSON object", 400)
+        return value, len(data)
 
     # Runs ----------------------------------------------------------------------------------------------------
+
+    async def _claim_run(self, request: _Request) -> object:
+        await _whole(self._scheduler.claim_run(request.key, request.field("owner", str)))
+        return {"run": request.key}
+
+    async def _worker_token(self, request: _Request) -> object:
+        if request.body.get("scope") != Scope.WORKER:
+            raise WireError(
+                f"body: `scope`: expected 'worker' but got {request.body.get('scope')!r}", 400
+            )
+        return {"token": self._signer.issue(Scope.WORKER)}
+
+    async def _lose_worker(self, request: _Request) -> object:
+        reason = request.field("reason", str)
+        return {"ended": await _whole(self._scheduler.lose_worker(request.key, reason))}
 
     async def _put_tasks(self, request: _Request) -> object:
         tasks = request.field("tasks", list[Task])
@@ -210,7 +246,8 @@ class Api:
                 f"events after {after} are gone; list the rollouts, then ask with `after=0`", 410
             )
         wait = request.number("wait", 0, _LONGEST_WAIT)
-        return {"events": await events.after(after, wait=wait), "last": events.last}
+        found = await events.after(after, wait=wait, run=request.query.get("run"))
+        return {"events": found, "last": events.last}
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -256,6 +293,22 @@ class Api:
             heartbeat=(attempt.lease_until - attempt.started_at) / 3,
         )
 
+    def _spans_left(self, attempt_id: str, count: int, size: int) -> None:
+        """Refuse more spans of an attempt than it may have: an agent may post its own."""
+        if len(self._span_use) > _REMEMBERED_ATTEMPTS:
+            for other in list(self._span_use):
+                if self._scheduler.running(other) is None:
+                    del self._span_use[other]
+        spans, bytes_ = self._span_use.get(attempt_id, (0, 0))
+        spans, bytes_ = spans + count, bytes_ + size
+        if spans > _MOST_SPANS or bytes_ > _MOST_SPAN_BYTES:
+            raise WireError(
+                f"attempt `{attempt_id}`: more than {_MOST_SPANS} spans or {_MOST_SPAN_BYTES} bytes of them;"
+                " these are not taken",
+                413,
+            )
+        self._span_use[attempt_id] = spans, bytes_
+
     async def _heartbeat(self, request: _Request) -> object:
         until, cancel = self._scheduler.heartbeat(request.key, request.field("fence", int))
         return Heartbeat(lease_until=until, cancel=cancel)
@@ -267,13 +320,14 @@ class Api:
     async def _spans(self, request: _Request) -> object:
         claims = request.claims
         if claims.scope is Scope.SESSION and claims.attempt_id != request.key:
-            raise TokenError(f"token: is of another attempt than `{request.key}`")
+            raise ScopeError(f"token: is of another attempt than `{request.key}`")
         attempt = self._scheduler.running(request.key)
         if attempt is None or (claims.fence is not None and claims.fence != attempt.fence):
             raise FencedError(
                 f"attempt `{request.key}`: has ended or is not known; its spans are not taken", 409
             )
         raw = request.field("spans", list[dict[str, Any]])
+        self._spans_left(request.key, len(raw), request.size)
         spans = [Span.from_value({**span, "attempt_id": request.key}) for span in raw]
         await self._store.put(*spans)
         return {"stored": len(spans)}
@@ -321,6 +375,7 @@ class _Request(msgspec.Struct, frozen=True):
     claims: Claims
     query: dict[str, str]
     body: dict[str, Any]
+    size: int
     origin: str
 
     def field(self, name: str, kind: type[_T]) -> _T:
@@ -339,6 +394,8 @@ class _Request(msgspec.Struct, frozen=True):
             value = default if text is None else float(text)
         except ValueError as error:
             raise WireError(f"query: `{name}`: expected a number but got {text!r}", 400) from error
+        if not math.isfinite(value):
+            raise WireError(f"query: `{name}`: expected a finite number but got {text!r}", 400)
         return value if most is None else min(value, most)
 
 
@@ -363,10 +420,6 @@ def _error(status: int, kind: str, message: str) -> web.Response:
     return _json({"error": {"type": kind, "message": message}}, status)
 
 
-def _tail(request: web.BaseRequest) -> str:
-    return request.path
-
-
 def _origin(request: web.BaseRequest) -> str:
     """The address by which this client reaches the server."""
     return f"{request.scheme}://{request.host}"
@@ -384,4 +437,6 @@ def _without_credentials(url: Json) -> str | None:
         raise WireError(
             "upstream: the URL holds credentials; give them as the agent's API key", 400
         )
+    if parts.query or parts.fragment:
+        raise WireError("upstream: expected an address without a query", 400)
     return url

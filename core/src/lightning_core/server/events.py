@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+from itertools import islice
 
-from lightning_core.rollout import Cause
+from lightning_core.rollout import Cause, Rollout
 from lightning_core.wire import Event
 
 _KEPT = 100_000
@@ -21,14 +23,20 @@ class EventLog:
         self._changed = asyncio.Condition()
 
     async def add(
-        self, kind: str, rollout_id: str, attempt_id: str | None = None, cause: Cause | None = None
+        self,
+        kind: str,
+        rollout: Rollout,
+        *,
+        attempt_id: str | None = None,
+        cause: Cause | None = None,
     ) -> None:
         """Append an event and wake those who wait."""
         self._events.append(
             Event(
                 number=self._next,
                 kind=kind,
-                rollout_id=rollout_id,
+                rollout_id=rollout.id,
+                run=rollout.run,
                 attempt_id=attempt_id,
                 cause=cause,
             )
@@ -42,19 +50,30 @@ class EventLog:
         oldest = self._events[0].number if self._events else self._next
         return after != 0 and after < oldest - 1
 
-    async def after(self, number: int, *, wait: float, limit: int = 1000) -> list[Event]:
-        """Events above `number`, waiting up to `wait` seconds for the first."""
-        if not self._newer(number) and wait > 0:
+    async def after(
+        self, number: int, *, wait: float, run: str | None = None, limit: int = 1000
+    ) -> list[Event]:
+        """Events above `number`, of one run where named, waiting up to `wait` seconds for the first."""
+        deadline = asyncio.get_running_loop().time() + wait
+        while True:
+            if found := self._found(number, run, limit):
+                return found
+            changed = self._later_than(self.last)
             try:
-                async with asyncio.timeout(wait), self._changed:
-                    await self._changed.wait_for(lambda: self._newer(number))
+                async with asyncio.timeout_at(deadline), self._changed:
+                    await self._changed.wait_for(changed)
             except TimeoutError:
                 return []
-        skip = max(0, number + 1 - self._events[0].number) if self._events else 0
-        return [self._events[i] for i in range(skip, min(len(self._events), skip + limit))]
 
-    def _newer(self, number: int) -> bool:
-        return bool(self._events) and self._events[-1].number > number
+    def _later_than(self, number: int) -> Callable[[], bool]:
+        return lambda: self.last > number
+
+    def _found(self, number: int, run: str | None, limit: int) -> list[Event]:
+        if not self._events or self._events[-1].number <= number:
+            return []
+        skip = max(0, number + 1 - self._events[0].number)
+        wanted = (e for e in islice(self._events, skip, None) if run is None or e.run == run)
+        return list(islice(wanted, limit))
 
     @property
     def last(self) -> int:

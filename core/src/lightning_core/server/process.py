@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from lightning_core.children import Child
 from lightning_core.errors import WireError
-from lightning_core.tokens import Claims, Scope, TokenSigner
-
-_TOKEN_SECONDS: Final = 30 * 24 * 3600.0
+from lightning_core.tokens import Scope, TokenSigner
 
 
 class ServerProcess:
@@ -39,5 +36,4 @@ class ServerProcess:
 
     def token(self, scope: Scope) -> str:
         """A token for an admin or a worker, good for 30 days."""
-        signer = TokenSigner.from_file(self.folder / "server.key")
-        return signer.sign(Claims(scope=scope, expires_at=time.time() + _TOKEN_SECONDS))
+        return TokenSigner.from_file(self.folder / "server.key").issue(scope)

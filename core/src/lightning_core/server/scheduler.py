@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from lightning_core.errors import FencedError, LightningError, WireError
+from lightning_core.errors import FencedError, LightningError, RecordError, WireError
 from lightning_core.gateway.session import Session
 from lightning_core.records import Json
 from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
 from lightning_core.server.events import EventLog
+from lightning_core.server.retention import Retention
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.trace import Call, CallErrorKind
@@ -26,10 +28,15 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS: Final = 30.0
 """Seconds without a heart-beat after which an attempt is lost."""
 _OVERDUE: Final = 30.0
-_FORGET_EVERY: Final = 3600.0
+"""Seconds after its deadline at which an attempt is ended whose worker did not end it."""
+_FENCE_BITS: Final = 28
+"""Random bits of a fence: it grows with each lease, and no agent guesses another's."""
+_TEXT_LIMIT: Final = 64 * 1024
+"""Characters of an attempt's error and logs that are kept."""
 _CALLER_SET: Final = (
     "task_id", "run", "group", "mode", "timeout", "max_attempts", "retry_on", "budget", "metadata",
 )  # fmt: skip
+"""The fields of a rollout that its caller gives; two of one id must agree in them."""
 
 
 class Sessions(Protocol):
@@ -47,7 +54,6 @@ class _Running(msgspec.Struct):
 
     attempt: Attempt
     rollout: Rollout
-    cancel: bool = False
 
 
 class Scheduler:
@@ -72,27 +78,29 @@ class Scheduler:
         self._store = store
         self._sessions = sessions
         self._lease_seconds = lease_seconds
-        self._keep_seconds = keep_seconds
-        self._forget_at = 0.0
+        self._retention = Retention(store, keep_seconds)
         self._queue: deque[Rollout] = deque()
         self._numbers: dict[str, int] = {}
         self._released: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
+        self._ending: dict[str, _Running] = {}
         self._heard: dict[str, float] = {}
-        self._fence = 0
+        self._leases = 0
         self._work = asyncio.Condition()
+        self._adding = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
 
     # Life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take up what the store holds: queued rollouts wait again, running attempts get a fresh lease."""
-        self._fence = int(await self._store.get_state("fence") or 0)
+        self._leases = int(await self._store.get_state("leases") or 0)
         now = time.time()
         for status in RolloutStatus:
-            after: str | None = None
-            while page := await self._store.rollouts(status=status, after=after, limit=1000):
-                after = page[-1].id
+            page: list[Rollout] = []
+            while page := await self._store.rollouts(
+                status=status, after=page[-1].id if page else None, limit=1000
+            ):
                 if status.ended:
                     self.ended += len(page)
                 else:
@@ -107,7 +115,14 @@ class Scheduler:
         if rollout.status is RolloutStatus.QUEUED or not attempts:
             self._queue.append(rollout)
             return
-        attempt = msgspec.structs.replace(attempts[-1], lease_until=now + self._lease_seconds)
+        last = attempts[-1]
+        if last.ended_at is not None and last.cause is not None:
+            # The server ended between the end of the attempt and what follows from it.
+            if last.cause is Cause.CANCELLED:
+                self._released[rollout.id] -= 1
+            await self._conclude(last, rollout, last.cause)
+            return
+        attempt = msgspec.structs.replace(last, lease_until=now + self._lease_seconds)
         self._running[attempt.id] = _Running(attempt, rollout)
         self._open(attempt, rollout, await self._store.calls(attempt.id))
 
@@ -119,52 +134,88 @@ class Scheduler:
 
     # For runs ------------------------------------------------------------------------------------------------
 
+    async def claim_run(self, run: str, owner: str) -> None:
+        """Keep a run's name for one owner.
+
+        Raises:
+            WireError: it is another's (409).
+        """
+        async with self._adding:
+            known = await self._store.get_state(f"run {run}")
+            if known is None:
+                await self._store.put_state(f"run {run}", owner)
+                await self._store.flush()
+            elif known != owner:
+                raise WireError(
+                    f"run `{run}`: another run of this name is on this server; choose another name",
+                    409,
+                )
+
     async def enqueue(self, rollouts: Sequence[Rollout]) -> tuple[int, int]:
         """Queue rollouts; how many were new, and how many were known.
 
         Raises:
             WireError: a task is missing (404), or a known id has other content (409). Nothing is queued then.
         """
-        new: dict[str, Rollout] = {}
-        for rollout in rollouts:
-            known = new.get(rollout.id) or await self._store.rollout(rollout.id)
-            if known is not None:
-                _refuse_conflict(known, rollout)
-            elif await self._store.task(rollout.run, rollout.task_id) is None:
-                raise WireError(
-                    f"rollout `{rollout.id}`: task `{rollout.task_id}` of run `{rollout.run}` is not stored;"
-                    " post it to /api/v1/tasks first",
-                    404,
-                )
-            else:
-                new[rollout.id] = msgspec.structs.replace(
-                    rollout, status=RolloutStatus.QUEUED, created_at=time.time(), ended_at=None
-                )
-        await self._store.put(*new.values())
-        await self._store.flush()
-        self._queue.extend(new.values())
+        async with self._adding:
+            new: dict[str, Rollout] = {}
+            for rollout in rollouts:
+                known = new.get(rollout.id) or await self._store.rollout(rollout.id)
+                if known is not None:
+                    _refuse_conflict(known, rollout)
+                elif await self._store.task(rollout.run, rollout.task_id) is None:
+                    raise WireError(
+                        f"rollout `{rollout.id}`: task `{rollout.task_id}` of run `{rollout.run}` is not stored;"
+                        " post it to /api/v1/tasks first",
+                        404,
+                    )
+                else:
+                    new[rollout.id] = msgspec.structs.replace(
+                        rollout,
+                        status=RolloutStatus.QUEUED,
+                        created_at=time.time(),
+                        ended_at=None,
+                        cancel=None,
+                    )
+            await self._store.put(*new.values())
+            await self._store.flush()
+            self._queue.extend(new.values())
         async with self._work:
             self._work.notify_all()
         return len(new), len(rollouts) - len(new)
 
     async def cancel(self, rollout_id: str, reason: str) -> RolloutStatus:
-        """Take a queued rollout out; tell the worker of a running one at its next heart-beat."""
+        """Take a queued rollout out; tell the worker of a running one at its next heart-beat.
+
+        Raises:
+            WireError: there is no such rollout (404).
+        """
         for queued in self._queue:
             if queued.id == rollout_id:
                 self._queue.remove(queued)
-                await self._cancel_queued(queued, reason)
+                await self._end_unstarted(queued, reason)
                 return RolloutStatus.CANCELLED
-        for running in self._running.values():
+        for running in (*self._running.values(), *self._ending.values()):
             if running.rollout.id == rollout_id:
                 log.info("rollout %s: cancelled: %s", rollout_id, reason)
-                running.cancel = True
+                running.rollout = msgspec.structs.replace(running.rollout, cancel=reason)
+                if running.attempt.id in self._running:
+                    await self._store.put(running.rollout)
+                    await self._store.flush()
                 return RolloutStatus.RUNNING
         rollout = await self._store.rollout(rollout_id)
         if rollout is None:
             raise WireError(f"rollout `{rollout_id}`: not known", 404)
         return rollout.status
 
-    async def _cancel_queued(self, rollout: Rollout, reason: str) -> None:
+    async def lose_worker(self, worker: str, reason: str) -> int:
+        """End all attempts that a worker holds, whose end the caller has seen; how many."""
+        held = [r for r in self._running.values() if r.attempt.worker == worker]
+        for running in held:
+            await self._end_unreported(running, Cause.LOST, f"worker `{worker}`: {reason}")
+        return len(held)
+
+    async def _end_unstarted(self, rollout: Rollout, reason: str) -> None:
         """End a rollout that no worker holds, with an attempt that says so: every end has its trace."""
         now = time.time()
         number = self._numbers.get(rollout.id, 0) + 1
@@ -200,30 +251,42 @@ class Scheduler:
         granted: list[tuple[Attempt, Rollout]] = []
         while self._queue and len(granted) < capacity:
             granted.append(self._grant(self._queue.popleft(), worker, upstream))
+        announcing = asyncio.ensure_future(self._announce(granted))
         try:
-            return await self._announce(granted)
+            return await asyncio.shield(announcing)
         except asyncio.CancelledError:
             # The worker went away before it heard of them: nobody would heart-beat.
-            for attempt, rollout in granted:
-                await asyncio.shield(self._take_back(attempt, rollout))
+            taking_back = asyncio.ensure_future(self._take_back(granted, announcing))
+            await asyncio.shield(taking_back)
             raise
 
-    async def _take_back(self, attempt: Attempt, rollout: Rollout) -> None:
-        if self._running.pop(attempt.id, None) is not None:
-            await self._sessions.end(attempt.id)
-            self._numbers[rollout.id] -= 1
-            await self._put_in_queue(rollout)
+    async def _take_back(
+        self, granted: list[tuple[Attempt, Rollout]], announcing: asyncio.Future[Any]
+    ) -> None:
+        await asyncio.gather(announcing, return_exceptions=True)
+        for attempt, rollout in reversed(granted):
+            if self._running.pop(attempt.id, None) is not None:
+                await self._sessions.end(attempt.id)
+                self._numbers[rollout.id] -= 1
+                await self.events.add(
+                    "attempt_ended", rollout, attempt_id=attempt.id, cause=Cause.CANCELLED
+                )
+                await self._put_in_queue(rollout, first=True)
 
     async def open_session(
         self, rollout: Rollout, task: Task, *, worker: str, upstream: str | None
     ) -> tuple[Attempt, Rollout, Task]:
-        """Store a rollout and lease it to the caller at once."""
-        known = await self._store.rollout(rollout.id)
-        if known is not None:
-            raise WireError(f"rollout `{rollout.id}`: already known; choose another id", 409)
-        await self._store.put(task, run=rollout.run)
-        fresh = msgspec.structs.replace(rollout, created_at=time.time())
-        return (await self._announce([self._grant(fresh, worker, upstream)]))[0]
+        """Store a rollout and lease it to the caller at once.
+
+        Raises:
+            WireError: the rollout is known (409).
+        """
+        async with self._adding:
+            if await self._store.rollout(rollout.id) is not None:
+                raise WireError(f"rollout `{rollout.id}`: already known; choose another id", 409)
+            await self._store.put(task, run=rollout.run)
+            fresh = msgspec.structs.replace(rollout, created_at=time.time())
+            return (await self._announce([self._grant(fresh, worker, upstream)]))[0]
 
     def heartbeat(self, attempt_id: str, fence: int) -> tuple[float, bool]:
         """Renew a lease: until when it lasts, and whether the attempt is to be cancelled.
@@ -237,7 +300,7 @@ class Scheduler:
         running.attempt = msgspec.structs.replace(
             running.attempt, lease_until=now + self._lease_seconds
         )
-        return running.attempt.lease_until, running.cancel
+        return running.attempt.lease_until, running.rollout.cancel is not None
 
     async def finish(self, attempt_id: str, report: Finish) -> RolloutStatus:
         """End an attempt as its worker reports; the rollout's new status.
@@ -263,13 +326,11 @@ class Scheduler:
     def status(self) -> dict[str, Json]:
         """Counts, and how long ago each worker was heard."""
         now = time.time()
-        recent = {w: at for w, at in self._heard.items() if now - at < 20 * self._lease_seconds}
-        self._heard = recent
         return {
             "queued": len(self._queue),
             "running": len(self._running),
             "ended": self.ended,
-            "workers": {worker: round(now - at, 1) for worker, at in recent.items()},
+            "workers": {worker: round(now - at, 1) for worker, at in self._heard.items()},
         }
 
     # Inside --------------------------------------------------------------------------------------------------
@@ -279,9 +340,9 @@ class Scheduler:
         if running is None:
             raise FencedError(f"attempt `{attempt_id}`: has ended or is not known; drop it", 409)
         if running.attempt.fence != fence:
+            # The lease's own is not told: it would let the caller in.
             raise FencedError(
-                f"attempt `{attempt_id}`: fence {fence} is not the lease's {running.attempt.fence}; drop it",
-                409,
+                f"attempt `{attempt_id}`: fence {fence} is not the lease's; drop it", 409
             )
         return running
 
@@ -301,12 +362,12 @@ class Scheduler:
         now = time.time()
         number = self._numbers.get(rollout.id, 0) + 1
         self._numbers[rollout.id] = number
-        self._fence += 1
+        self._leases += 1
         attempt = Attempt(
             id=f"{rollout.id}.{number}",
             rollout_id=rollout.id,
             number=number,
-            fence=self._fence,
+            fence=self._leases << _FENCE_BITS | secrets.randbits(_FENCE_BITS),
             worker=worker,
             started_at=now,
             deadline=now + rollout.timeout,
@@ -324,12 +385,12 @@ class Scheduler:
         """Commit leases before anyone hears of them, so that no restart forgets one."""
         if not granted:
             return []
-        await self._store.put_state("fence", self._fence)
+        await self._store.put_state("leases", self._leases)
         await self._store.put(*(record for pair in granted for record in pair))
         await self._store.flush()
         leases = []
         for attempt, rollout in granted:
-            await self.events.add("attempt_started", rollout.id, attempt.id)
+            await self.events.add("attempt_started", rollout, attempt_id=attempt.id)
             task = await self._store.task(rollout.run, rollout.task_id)
             leases.append((attempt, rollout, task or Task(id=rollout.task_id, input=None)))
         return leases
@@ -349,23 +410,40 @@ class Scheduler:
         )
 
     async def _end_attempt(self, running: _Running, report: Finish) -> RolloutStatus:
-        attempt, rollout = running.attempt, running.rollout
+        attempt = running.attempt
         del self._running[attempt.id]
-        session = await self._sessions.end(attempt.id)
-        cause = _put_down(report.cause, session)
-        ended = msgspec.structs.replace(
-            attempt,
-            ended_at=time.time(),
-            cause=cause,
-            output=report.output,
-            error=report.error,
-            logs=report.logs,
-        )
-        await self._store.put(ended)
-        await self.events.add("attempt_ended", rollout.id, attempt.id, cause)
+        self._ending[attempt.id] = running
+        try:
+            session = await self._sessions.end(attempt.id)
+            cause = _put_down(report.cause, session)
+            ended = msgspec.structs.replace(
+                attempt,
+                ended_at=time.time(),
+                cause=cause,
+                output=report.output,
+                error=report.error and report.error[-_TEXT_LIMIT:],
+                logs=report.logs and report.logs[-_TEXT_LIMIT:],
+            )
+            try:
+                await self._store.put(ended)
+            except RecordError as error:
+                cause = Cause.AGENT_ERROR
+                ended = msgspec.structs.replace(
+                    ended, cause=cause, output=None, error=str(error), logs=None
+                )
+                await self._store.put(ended)
+            await self.events.add(
+                "attempt_ended", running.rollout, attempt_id=attempt.id, cause=cause
+            )
+            return await self._conclude(attempt, running.rollout, cause)
+        finally:
+            del self._ending[attempt.id]
+
+    async def _conclude(self, attempt: Attempt, rollout: Rollout, cause: Cause) -> RolloutStatus:
+        """What follows from the end of an attempt: the rollout's end, or another attempt."""
         if cause is Cause.SUCCESS:
             status = RolloutStatus.SUCCEEDED
-        elif running.cancel:
+        elif rollout.cancel is not None:
             status = RolloutStatus.CANCELLED
         elif self._may_try_again(attempt, rollout, cause):
             log.info("rollout %s: another attempt after `%s`", rollout.id, cause)
@@ -383,39 +461,42 @@ class Scheduler:
             return True
         return cause in rollout.retry_on and attempt.number - released < rollout.max_attempts
 
-    async def _put_in_queue(self, rollout: Rollout) -> RolloutStatus:
+    async def _put_in_queue(self, rollout: Rollout, *, first: bool = False) -> RolloutStatus:
         queued = msgspec.structs.replace(rollout, status=RolloutStatus.QUEUED)
         await self._store.put(queued)
         await self._store.flush()
-        self._queue.append(queued)
+        if first:
+            self._queue.appendleft(queued)
+        else:
+            self._queue.append(queued)
         async with self._work:
             self._work.notify_all()
         return RolloutStatus.QUEUED
 
     async def _end_rollout(
-        self,
-        rollout: Rollout,
-        status: RolloutStatus,
-        attempt_id: str | None = None,
-        cause: Cause | None = None,
+        self, rollout: Rollout, status: RolloutStatus, attempt_id: str, cause: Cause
     ) -> None:
         await self._store.put(msgspec.structs.replace(rollout, status=status, ended_at=time.time()))
         await self._store.flush()
         self._numbers.pop(rollout.id, None)
         self._released.pop(rollout.id, None)
         self.ended += 1
-        await self.events.add("rollout_ended", rollout.id, attempt_id, cause)
+        await self.events.add("rollout_ended", rollout, attempt_id=attempt_id, cause=cause)
 
     async def _reap_for_ever(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._lease_seconds / 4))
             try:
-                await self._reap(time.time())
-                await self._forget(time.time())
+                now = time.time()
+                await self._reap(now)
+                await self._retention.look(now)
             except LightningError:
                 log.exception("looking for lost attempts failed; trying again")
 
     async def _reap(self, now: float) -> None:
+        for worker, at in list(self._heard.items()):
+            if now - at > 20 * self._lease_seconds:
+                del self._heard[worker]
         for running in list(self._running.values()):
             attempt = running.attempt
             if attempt.lease_until < now:
@@ -428,26 +509,6 @@ class Scheduler:
             elif attempt.deadline + _OVERDUE < now:
                 error = f"worker `{attempt.worker}` did not end the agent {_OVERDUE:.0f} s after the deadline"
                 await self._end_unreported(running, Cause.TIMEOUT, error)
-
-    async def _forget(self, now: float) -> None:
-        """Delete what ended longer ago than is kept; looked at once in a while, oldest first."""
-        if self._keep_seconds is None or now < self._forget_at:
-            return
-        self._forget_at = now + min(_FORGET_EVERY, self._keep_seconds)
-        cutoff = now - self._keep_seconds
-        after: str | None = None
-        while page := await self._store.rollouts(after=after, limit=1000):
-            after = page[-1].id
-            old = [r.id for r in page if r.ended_at is not None and r.ended_at < cutoff]
-            if old:
-                log.info(
-                    "%d rollouts that ended before the last %.0f s are deleted",
-                    len(old),
-                    self._keep_seconds,
-                )
-                await self._store.delete(old)
-            if len(old) < len(page):
-                return
 
     async def _end_unreported(self, running: _Running, cause: Cause, error: str) -> None:
         if running.attempt.id in self._running:

@@ -32,6 +32,7 @@ class Store(ABC):
         `run` is the run of a `Task`; the others know theirs.
 
         Raises:
+            RecordError: one of the records cannot be kept, such as what JSON cannot hold; nothing of this put is.
             StoreError: the store is closed, or an earlier write failed (disk full): the first failure, once.
         """
 
@@ -83,7 +84,11 @@ class Store(ABC):
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Rollout]:
-        """Rollouts in the order in which they were first put; `after` is the id of the last one already seen."""
+        """Rollouts in the order in which they were first put; `after` is the id of the last one already seen.
+
+        Raises:
+            RecordError: there is no rollout `after`; it may have been deleted.
+        """
 
     @abstractmethod
     async def attempts(self, rollout_id: str) -> list[Attempt]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lightning_core.errors import StoreError
+from lightning_core.errors import RecordError
 from lightning_core.records import Record
 from lightning_core.store.blocks import TOKENS, Body, body, pack, unfold, unpack
 from lightning_core.trace import Call, Choice
@@ -71,7 +71,7 @@ def encode(value: Any, what: str) -> bytes:
     """JSON of a record or a JSON value; `what` names it in the error.
 
     Raises:
-        StoreError: JSON cannot hold it.
+        RecordError: JSON cannot hold it.
     """
     try:
         return _json.encode(value)
@@ -85,8 +85,8 @@ def encode(value: Any, what: str) -> bytes:
         raise _unfit(what, error) from error
 
 
-def _unfit(what: str, error: Exception) -> StoreError:
-    return StoreError(f"{what}: JSON cannot hold it: {error}; give plain JSON values")
+def _unfit(what: str, error: Exception) -> RecordError:
+    return RecordError(f"{what}: JSON cannot hold it: {error}; give plain JSON values")
 
 
 def decode_value(data: bytes) -> Any:
@@ -117,7 +117,7 @@ def split(call: Call) -> SplitCall:
     """Take out of a call what is large and repeats.
 
     Raises:
-        StoreError: JSON cannot hold it.
+        RecordError: JSON cannot hold it.
     """
     try:
         return _split(call, _json.encode)

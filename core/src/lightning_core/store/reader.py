@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from lightning_core.errors import StoreError
+from lightning_core.errors import FormatError, RecordError
 from lightning_core.records import Record
 from lightning_core.reward import Reward
 from lightning_core.rollout import Attempt, Rollout, RolloutStatus
@@ -95,11 +95,11 @@ class Readers:
         except sqlite3.Error as error:
             raise failure(self._path, "cannot be read", error) from error
         except UnicodeEncodeError as error:
-            raise StoreError(
+            raise RecordError(
                 f"store `{self._path}`: no id is {error.object!r}: it is not valid Unicode"
             ) from error
         except (msgspec.MsgspecError, ValueError, LookupError) as error:
-            raise StoreError(
+            raise FormatError(
                 f"store `{self._path}`: a record is damaged: {type(error).__name__}: {error};"
                 " check the file with `sqlite3 FILE 'PRAGMA integrity_check'`"
             ) from error
@@ -151,7 +151,7 @@ def rollouts(
     if after is not None:
         seen = connection.execute("SELECT n FROM rollout WHERE id = ?", (after,)).fetchone()
         if seen is None:
-            raise StoreError(
+            raise RecordError(
                 f"store: there is no rollout {after!r} to go on after; it was deleted or never put:"
                 " list from the start"
             )

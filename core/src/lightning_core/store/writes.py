@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_core.errors import StoreError
+from lightning_core.errors import RecordError
 from lightning_core.reward import Reward
 from lightning_core.rollout import Attempt, Rollout
 from lightning_core.store.blocks import HASH, BlockNumbers, RecentlyUsed, body
@@ -168,7 +168,7 @@ class Rows:
         """A record that is ready to queue; a call still has to pass through `call`.
 
         Raises:
-            StoreError: JSON, or a column, cannot hold it.
+            RecordError: JSON, or a column, cannot hold it.
         """
         match record:
             case Call():
@@ -194,7 +194,7 @@ class Rows:
                 data = encode(record, f"task `{record.id}`")
                 return Write([(_TASK, [(run, record.id, data)])], len(data))
             case _:
-                raise StoreError(
+                raise RecordError(
                     f"store: cannot keep {type(record).__name__!r};"
                     " give a `Task`, `Rollout`, `Attempt`, `Call` or `Span`"
                 )
@@ -266,8 +266,8 @@ def _column(name: str, number: int = 0) -> None:
         if not name.isascii():
             name.encode()
     except UnicodeEncodeError as error:
-        raise StoreError(
+        raise RecordError(
             f"store: no id or name may be {name!r}: it is not valid Unicode: {error.reason}"
         ) from error
     if not _INT64_MIN <= number <= _INT64_MAX:
-        raise StoreError(f"store: the number {number} of `{name}` does not fit into 64 bits")
+        raise RecordError(f"store: the number {number} of `{name}` does not fit into 64 bits")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from lightning_core.errors import StoreError
+from lightning_core.errors import RecordError, StoreError
 from lightning_core.reward import Reward, RewardScope
 from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
 from lightning_core.store.base import Store
@@ -142,7 +142,7 @@ class StoreConformance(ABC):
 
     async def test_a_record_that_json_cannot_hold_is_refused_alone(self, store: Store) -> None:
         """The caller hears of it at once; the store goes on, and nothing of that put is kept."""
-        with pytest.raises(StoreError, match="r2"):
+        with pytest.raises(RecordError, match="r2"):
             await store.put(make_rollout("r1"), make_rollout("r2", metadata={"a": object()}))
         await store.put(make_rollout("r3"))
         assert [rollout.id for rollout in await store.rollouts()] == ["r3"]
