@@ -202,6 +202,16 @@ def test_no_span_is_lost_or_shown_twice_whatever_the_parents(parents):
     assert sorted(ids(trace.tree())) == sorted(parents)
 
 
+def test_a_chain_of_spans_may_be_deeper_than_the_stack():
+    spans = tuple(_span(str(n), str(n - 1) if n else None, float(n)) for n in range(5000))
+    (node,) = _trace(spans, ()).tree()
+    depth = 1
+    while node.children:
+        (node,) = node.children
+        depth += 1
+    assert depth == 5000
+
+
 def test_the_tree_at_the_top_of_errors_is_the_tree():
     classes = [
         c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, LightningError)

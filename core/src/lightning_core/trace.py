@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -263,28 +262,41 @@ class Trace(Record, frozen=True, kw_only=True):
     def tree(self) -> tuple[TraceNode, ...]:
         """The roots of the tree of spans and calls, siblings by time. A parent that is unknown, or a cycle,
         makes a root."""
-        known = {span.id: span for span in self.spans}
+        parents = _parents(self.spans)
         children: dict[str | None, list[Span | Call]] = {}
         for span in self.spans:
-            children.setdefault(_root_safe_parent(span, known), []).append(span)
+            children.setdefault(parents[span.id], []).append(span)
         for call in self.calls:
-            parent = call.span_id if call.span_id in known else None
+            parent = call.span_id if call.span_id in parents else None
             children.setdefault(parent, []).append(call)
+        for siblings in children.values():
+            siblings.sort(key=lambda item: item.started_at)
+        # Parents before children, then built from the end: a chain of spans may be deeper than Python's stack.
+        ordered = list(children.get(None, ()))
+        for item in ordered:
+            if isinstance(item, Span):
+                ordered.extend(children.get(item.id, ()))
+        built: dict[int, TraceNode] = {}
+        for item in reversed(ordered):
+            below = children.get(item.id, ()) if isinstance(item, Span) else ()
+            built[id(item)] = TraceNode(item, tuple(built[id(child)] for child in below))
+        return tuple(built[id(item)] for item in children.get(None, ()))
 
-        def build(parent: str | None) -> Iterator[TraceNode]:
-            for item in sorted(children.get(parent, ()), key=lambda it: it.started_at):
-                yield TraceNode(item, tuple(build(item.id)) if isinstance(item, Span) else ())
 
-        return tuple(build(None))
-
-
-def _root_safe_parent(span: Span, known: dict[str, Span]) -> str | None:
-    """The span's parent, or None where it is unknown or lies on a cycle through the span."""
-    seen = {span.id}
-    parent = span.parent_id
-    while parent is not None and parent in known:
-        if parent in seen:
-            return None
-        seen.add(parent)
-        parent = known[parent].parent_id
-    return span.parent_id if span.parent_id in known else None
+def _parents(spans: tuple[Span, ...]) -> dict[str, str | None]:
+    """Each span's parent; None where it is unknown, or where the span lies on a cycle."""
+    named = {span.id: span.parent_id for span in spans}
+    parents = {id_: parent if parent in named else None for id_, parent in named.items()}
+    done: set[str] = set()
+    for start in named:
+        path: dict[str, None] = {}
+        current: str | None = start
+        while current is not None and current not in done and current not in path:
+            path[current] = None
+            current = parents[current]
+        if current in path:
+            on_path = list(path)
+            for id_ in on_path[on_path.index(current) :]:
+                parents[id_] = None
+        done.update(path)
+    return parents
