@@ -155,7 +155,11 @@ def serve(folders: dict[str, Path]) -> Serve:
 
     @asynccontextmanager
     async def serving(
-        model: str | Loaded = "llama", *, api_key: str | None = None, **limits: Any
+        model: str | Loaded = "llama",
+        *,
+        api_key: str | None = "key",
+        send_key: bool = True,
+        **limits: Any,
     ) -> AsyncIterator[Client]:
         import asyncio
 
@@ -167,7 +171,8 @@ def serve(folders: dict[str, Path]) -> Serve:
         server.scheduler.start()
         http = TestServer(server.app(), handler_cancellation=True)
         try:
-            async with TestClient(http) as client:
+            headers = {"authorization": f"Bearer {api_key}"} if api_key and send_key else None
+            async with TestClient(http, headers=headers) as client:
                 yield Client(client, server, loaded)
         finally:
             await asyncio.to_thread(server.scheduler.stop)

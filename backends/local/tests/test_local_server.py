@@ -252,7 +252,7 @@ async def test_bytes_that_are_no_json_and_routes_that_are_none(serve):
 
 
 async def test_a_key_is_asked_for_everywhere_but_at_health(serve):
-    async with serve(api_key="secret") as client:
+    async with serve(api_key="secret", send_key=False) as client:
         assert (await client.client.get("/health")).status == 200
         for path in ("/v1/models", "/stats"):
             assert (await client.client.get(path)).status == 401
@@ -262,6 +262,13 @@ async def test_a_key_is_asked_for_everywhere_but_at_health(serve):
         assert (await client.client.post("/admin/weights", json={"folder": "/"})).status == 401
         headers = {"authorization": "Bearer secret"}
         assert (await client.client.get("/v1/models", headers=headers)).status == 200
+
+
+async def test_without_a_key_nobody_may_change_the_weights(serve, folders):
+    async with serve(api_key=None) as client:
+        status, reply = await client.post("/admin/weights", {"folder": str(folders["other"])})
+        assert (status, reply["error"]["code"]) == (403, "no_key")
+        assert (await client.client.get("/v1/models")).status == 200
 
 
 @pytest.mark.parametrize("pair", [("llama", "other"), ("tied", "tied-other")])

@@ -93,6 +93,14 @@ class Server:
 
     @web.middleware
     async def _auth(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._api_key is None and request.path.startswith("/admin/"):
+            # Any page in a browser on this machine could post here.
+            return _error(
+                403,
+                f"{request.path} needs a server with a key; start it with `LIGHTNING_CORE_ENGINE_KEY` set",
+                "permission_error",
+                code="no_key",
+            )
         if self._api_key is not None and request.path != "/health":
             sent = request.headers.get("authorization", "")
             if not hmac.compare_digest(sent.encode(), f"Bearer {self._api_key}".encode()):
