@@ -9,7 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_core.adapter import Adapter, AgentGraph, GraphEdge, GraphNode, RolloutContext
+    from lightning_core.adapter import (
+        Adapter,
+        AgentGraph,
+        GraphEdge,
+        GraphNode,
+        NodeKind,
+        RolloutContext,
+    )
+    from lightning_core.agents import Adapted
     from lightning_core.backend import Artifact, Backend
     from lightning_core.capability import Capability
     from lightning_core.engine import Endpoint, Engine, EngineFactory
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 _HOMES = {
-    "adapter": ("Adapter", "AgentGraph", "GraphEdge", "GraphNode", "RolloutContext"),
+    "adapter": ("Adapter", "AgentGraph", "GraphEdge", "GraphNode", "NodeKind", "RolloutContext"),
+    "agents": ("Adapted",),
     "backend": ("Artifact", "Backend"),
     "capability": ("Capability",),
     "engine": ("Endpoint", "Engine", "EngineFactory"),
@@ -45,6 +54,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Adapted",
     "Adapter",
     "AgentGraph",
     "Artifact",
@@ -61,6 +71,7 @@ __all__ = [
     "GraphEdge",
     "GraphNode",
     "Mode",
+    "NodeKind",
     "Reward",
     "RewardScope",
     "RewardStatus",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import ClassVar
 
 import msgspec
@@ -13,13 +14,24 @@ from lightning_core.rollout import Mode
 from lightning_core.task import Task
 
 
+class NodeKind(StrEnum):
+    """What a node of a graph is."""
+
+    AGENT = "agent"
+    """An agent, or a graph within the graph."""
+    NODE = "node"
+    """A step."""
+    TOOL = "tool"
+    """A tool."""
+
+
 class GraphNode(Record, frozen=True, kw_only=True):
     """An agent, node or tool of a framework's graph."""
 
     name: str
     """The label that its calls and spans carry."""
-    kind: str = "node"
-    """`agent`, `node` or `tool`."""
+    kind: NodeKind = NodeKind.NODE
+    """What it is."""
 
 
 class GraphEdge(Record, frozen=True, kw_only=True):

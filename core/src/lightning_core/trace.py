@@ -9,7 +9,7 @@ import msgspec
 
 from lightning_core.records import Json, Record
 from lightning_core.reward import Reward, RewardScope
-from lightning_core.rollout import Attempt, Rollout
+from lightning_core.rollout import Attempt, Mode, Rollout
 from lightning_core.task import Task
 
 
@@ -130,7 +130,7 @@ class Call(Record, frozen=True, kw_only=True):
     """The replica of the policy that answered, in train and val mode."""
     policy_version: int | None = None
     """The version of the policy that answered, in train and val mode."""
-    mode: str = "observe"
+    mode: Mode = Mode.OBSERVE
     """The session's mode."""
     stream: bool = False
     """Whether the agent asked for a stream."""

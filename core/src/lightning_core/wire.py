@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -40,13 +41,24 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     """Whether the run no longer wants the attempt."""
 
 
+class EventKind(StrEnum):
+    """What happened."""
+
+    ATTEMPT_STARTED = "attempt_started"
+    """A worker has leased an attempt."""
+    ATTEMPT_ENDED = "attempt_ended"
+    """An attempt has ended; the rollout may be tried again."""
+    ROLLOUT_ENDED = "rollout_ended"
+    """A rollout's status is final."""
+
+
 class Event(Record, frozen=True, kw_only=True):
     """Something that happened, in the server's order."""
 
     number: int
     """Grows by 1."""
-    kind: str
-    """`attempt_started`, `attempt_ended` or `rollout_ended`."""
+    kind: EventKind
+    """What happened."""
     rollout_id: str
     """The rollout."""
     run: str

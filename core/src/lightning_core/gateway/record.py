@@ -78,7 +78,7 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
         target=outcome.target.shown if outcome.target is not None else None,
         replica=outcome.replica,
         policy_version=outcome.policy_version,
-        mode=session.mode.value,
+        mode=session.mode,
         stream=prepared.stream if prepared is not None else request.get("stream") is True,
         status=_status_of(outcome),
         complete=reply.complete,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from lightning_core.rollout import Cause, Rollout
-from lightning_core.wire import Event
+from lightning_core.wire import Event, EventKind
 
 _KEPT = 100_000
 
@@ -24,7 +24,7 @@ class EventLog:
 
     async def add(
         self,
-        kind: str,
+        kind: EventKind,
         rollout: Rollout,
         *,
         attempt_id: str | None = None,

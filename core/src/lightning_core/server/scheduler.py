@@ -21,7 +21,7 @@ from lightning_core.server.retention import Retention
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.trace import Call, CallErrorKind
-from lightning_core.wire import Finish
+from lightning_core.wire import EventKind, Finish
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class Scheduler:
                 await self._sessions.end(attempt.id)
                 self._numbers[rollout.id] -= 1
                 await self.events.add(
-                    "attempt_ended", rollout, attempt_id=attempt.id, cause=Cause.CANCELLED
+                    EventKind.ATTEMPT_ENDED, rollout, attempt_id=attempt.id, cause=Cause.CANCELLED
                 )
                 await self._put_in_queue(rollout, first=True)
 
@@ -390,7 +390,7 @@ class Scheduler:
         await self._store.flush()
         leases = []
         for attempt, rollout in granted:
-            await self.events.add("attempt_started", rollout, attempt_id=attempt.id)
+            await self.events.add(EventKind.ATTEMPT_STARTED, rollout, attempt_id=attempt.id)
             task = await self._store.task(rollout.run, rollout.task_id)
             leases.append((attempt, rollout, task or Task(id=rollout.task_id, input=None)))
         return leases
@@ -433,7 +433,7 @@ class Scheduler:
                 )
                 await self._store.put(ended)
             await self.events.add(
-                "attempt_ended", running.rollout, attempt_id=attempt.id, cause=cause
+                EventKind.ATTEMPT_ENDED, running.rollout, attempt_id=attempt.id, cause=cause
             )
             return await self._conclude(attempt, running.rollout, cause)
         finally:
@@ -481,7 +481,7 @@ class Scheduler:
         self._numbers.pop(rollout.id, None)
         self._released.pop(rollout.id, None)
         self.ended += 1
-        await self.events.add("rollout_ended", rollout, attempt_id=attempt_id, cause=cause)
+        await self.events.add(EventKind.ROLLOUT_ENDED, rollout, attempt_id=attempt_id, cause=cause)
 
     async def _reap_for_ever(self) -> None:
         while True:

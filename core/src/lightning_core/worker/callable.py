@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning_core.adapter import Adapter, AgentGraph, GraphNode, RolloutContext
+from lightning_core.adapter import Adapter, AgentGraph, GraphNode, NodeKind, RolloutContext
 from lightning_core.errors import AgentError
 from lightning_core.task import Task
 from lightning_core.worker.threads import run_in_thread
@@ -38,7 +38,7 @@ class CallableAdapter(Adapter):
     def describe(self, agent: object) -> AgentGraph:
         """One node: the callable."""
         name = callable_name(agent)
-        return AgentGraph(name=name, nodes=(GraphNode(name=name, kind="agent"),))
+        return AgentGraph(name=name, nodes=(GraphNode(name=name, kind=NodeKind.AGENT),))
 
     def instrument(self) -> AbstractContextManager[None]:
         """Nothing to label: the callable's own framework has its own adapter."""

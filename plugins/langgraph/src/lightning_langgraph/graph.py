@@ -6,7 +6,7 @@ from typing import Any
 
 from langchain_core.runnables.base import Runnable, RunnableBindingBase, RunnableSequence
 
-from lightning_core.adapter import AgentGraph, GraphEdge, GraphNode
+from lightning_core.adapter import AgentGraph, GraphEdge, GraphNode, NodeKind
 from lightning_core.errors import AgentError
 
 _ENDS = ("__start__", "__end__")
@@ -39,7 +39,7 @@ class _Found:
         while isinstance(agent, RunnableBindingBase):
             agent = agent.bound
         name = agent.get_name()
-        self.nodes[GraphNode(name=name, kind="agent")] = None
+        self.nodes[GraphNode(name=name, kind=NodeKind.AGENT)] = None
         if _is_graph(agent):
             self._add_graph(agent, start, end)
         elif isinstance(agent, RunnableSequence):
@@ -67,7 +67,7 @@ class _Found:
                 continue
             self.nodes[GraphNode(name=node.id)] = None
             for tool in _tools(node.data):
-                self.nodes[GraphNode(name=tool, kind="tool")] = None
+                self.nodes[GraphNode(name=tool, kind=NodeKind.TOOL)] = None
                 self.edges[GraphEdge(source=node.id, target=tool, conditional=True)] = None
             if node.id in subgraphs:
                 self.add(subgraphs[node.id], start=node.id, end=node.id)

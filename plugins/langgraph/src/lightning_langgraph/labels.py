@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from langchain_core.tracers import context as tracers
 
 from lightning_core.instrument import context
 from lightning_core.instrument.context import OpenSpan, Scope
+from lightning_core.instrument.plain import plain
 
 _MAX_VALUE = 16 * 1024
 
@@ -177,7 +177,9 @@ class LabelHandler(BaseCallbackHandler):
             return
         attributes = {
             "gen_ai.tool.name": name,
-            "gen_ai.tool.call.arguments": _plain(input_str if inputs is None else inputs),
+            "gen_ai.tool.call.arguments": plain(
+                input_str if inputs is None else inputs, _MAX_VALUE
+            ),
         }
         if kwargs.get("tool_call_id"):
             attributes["gen_ai.tool.call.id"] = str(kwargs["tool_call_id"])
@@ -185,7 +187,9 @@ class LabelHandler(BaseCallbackHandler):
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """End the tool's span with what it gave."""
-        attributes = {"gen_ai.tool.call.result": _plain(getattr(output, "content", output))}
+        attributes = {
+            "gen_ai.tool.call.result": plain(getattr(output, "content", output), _MAX_VALUE)
+        }
         call_id = getattr(output, "tool_call_id", None)
         if call_id:  # The oldest releases do not say it at the start.
             attributes["gen_ai.tool.call.id"] = str(call_id)
@@ -342,9 +346,3 @@ def _is_control_flow(error: BaseException) -> bool:
     """Whether LangGraph raises it to interrupt or to jump, not to fail."""
     errors = sys.modules.get("langgraph.errors")
     return errors is not None and isinstance(error, errors.GraphBubbleUp)
-
-
-def _plain(value: Any) -> Any:
-    """`value` as bounded JSON."""
-    text = json.dumps(value, default=str)
-    return json.loads(text) if len(text) <= _MAX_VALUE else text[:_MAX_VALUE]
