@@ -128,19 +128,19 @@ def test_a_plugin_that_is_asked_for_and_not_installed_is_an_error(plugin):
 
 
 def test_narrowing_loads_only_what_is_named(plugin):
-    one = plugin("one", "@hookimpl\ndef lightning_register_rewards(): return {'one': None}")
+    one = plugin("one", "@hookimpl\ndef lightning_register_rewards(): return {'one': print}")
     two = plugin("two", "raise SystemError('must not be imported')")
     loaded = load(one, two, settings=Settings(plugins=("one",)))
     assert [info.name for info in loaded.found] == ["one"]
 
 
 def test_a_misspelt_hook_is_an_error(plugin):
-    with pytest.raises(PluginError, match="lightning_register_adaptors"):
+    with pytest.raises(PluginError, match=r"plugin `one`.*lightning_register_adaptors"):
         load(plugin("one", "@hookimpl\ndef lightning_register_adaptors(): return []"))
 
 
 def test_two_things_of_one_name_are_an_error_that_names_both(plugin):
-    code = "@hookimpl\ndef lightning_register_rewards(): return {'mine': None}"
+    code = "@hookimpl\ndef lightning_register_rewards(): return {'mine': print}"
     with pytest.raises(
         PluginError, match="reward `mine` is registered by plugin `one` and by plugin `two`"
     ):
@@ -163,10 +163,36 @@ def test_a_hook_that_raises_names_its_plugin(plugin):
         load(point).rewards()
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def lightning_register_adapters(): return [3]", "expected `Adapter` objects but got 3"),
+        ("def lightning_register_adapters(): return {}", "a list of `Adapter` objects but got {}"),
+        ("def lightning_register_rewards(): return 7", "a dict of functions by name but got 7"),
+        (
+            "def lightning_register_rewards(): return {'x': 7}",
+            "a function for reward `x` but got 7",
+        ),
+    ],
+)
+def test_a_hook_that_returns_something_else_names_its_plugin(plugin, code, says):
+    loaded = load(plugin("one", f"@hookimpl\n{code}"))
+    with pytest.raises(PluginError) as raised:
+        loaded.adapters(), loaded.rewards()
+    assert str(raised.value).startswith("plugin `one`: hook `lightning_register_")
+    assert says in str(raised.value)
+
+
+def test_an_argument_that_a_hook_does_not_have_is_named(plugin):
+    (broken,) = load(plugin("one", "@hookimpl\ndef lightning_rollout_finished(wrong): ...")).broken
+    assert "{'wrong'}" in broken.error
+    assert "tell its authors" in broken.error
+
+
 def test_tracing_prints_each_hook_call(plugin):
     lines = []
     loaded = load(
-        plugin("one", "@hookimpl\ndef lightning_register_rewards(): return {'mine': None}"),
+        plugin("one", "@hookimpl\ndef lightning_register_rewards(): return {'mine': print}"),
         settings=Settings(trace_plugins=True),
         write=lines.append,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pluggy
@@ -48,12 +49,7 @@ class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be loaded, and the fix."""
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_N = TypeVar("_N", bound=_Named)
+_N = TypeVar("_N", Adapter, Backend, EngineFactory)
 
 
 class Plugins:
@@ -75,38 +71,48 @@ class Plugins:
 
     def adapters(self) -> dict[str, Adapter]:
         """Adapters by name."""
-        return self._collect("adapter", self._manager.hook.lightning_register_adapters)
+        hook = self._manager.hook.lightning_register_adapters
+        return self._collect("adapter", Adapter, hook)  # type: ignore[type-abstract]  # only for isinstance
 
     def backends(self) -> dict[str, Backend]:
         """Backends by name."""
-        return self._collect("backend", self._manager.hook.lightning_register_backends)
+        hook = self._manager.hook.lightning_register_backends
+        return self._collect("backend", Backend, hook)  # type: ignore[type-abstract]  # only for isinstance
 
     def engines(self) -> dict[str, EngineFactory]:
         """Engine factories by name."""
-        return self._collect("engine", self._manager.hook.lightning_register_engines)
+        hook = self._manager.hook.lightning_register_engines
+        return self._collect("engine", EngineFactory, hook)  # type: ignore[type-abstract]  # only for isinstance
 
     def rewards(self) -> dict[str, RewardFunction]:
         """Reward functions by name."""
+        hook = self._manager.hook.lightning_register_rewards
         found: dict[str, tuple[str, RewardFunction]] = {}
-        for plugin, result in self._results(self._manager.hook.lightning_register_rewards):
+        for plugin, result in self._results(hook):
+            if not isinstance(result, dict):
+                raise _wrong(plugin, hook.name, "a dict of functions by name", result)
             for name, function in result.items():
+                if not callable(function):
+                    raise _wrong(plugin, hook.name, f"a function for reward `{name}`", function)
                 _add(found, "reward", name, plugin, function)
         return {name: function for name, (_, function) in sorted(found.items())}
 
-    def _collect(self, kind: str, caller: pluggy.HookCaller) -> dict[str, Any]:
-        found: dict[str, tuple[str, Any]] = {}
-        for plugin, result in self._results(caller):
+    def _collect(self, kind: str, cls: type[_N], hook: pluggy.HookCaller) -> dict[str, _N]:
+        found: dict[str, tuple[str, _N]] = {}
+        for plugin, result in self._results(hook):
+            if not isinstance(result, list):
+                raise _wrong(plugin, hook.name, f"a list of `{cls.__name__}` objects", result)
             for item in result:
+                if not isinstance(item, cls):
+                    raise _wrong(plugin, hook.name, f"`{cls.__name__}` objects", item)
                 _add(found, kind, item.name, plugin, item)
         return {name: item for name, (_, item) in sorted(found.items())}
 
     def _results(self, caller: pluggy.HookCaller) -> Iterable[tuple[str, Any]]:
         """Each plugin's results, asked one by one so that a fault names its plugin."""
-        plugins = {impl.plugin_name: impl.plugin for impl in caller.get_hookimpls()}
-        for name in plugins:
-            others = [plugin for other, plugin in plugins.items() if other != name]
+        for name, one in self._each(caller):
             try:
-                results = self._manager.subset_hook_caller(caller.name, others)()
+                results = one()
             except Exception as error:
                 raise PluginError(
                     f"plugin `{name}`: hook `{caller.name}` raised {type(error).__name__}: {error};"
@@ -114,6 +120,19 @@ class Plugins:
                 ) from error
             for result in results:
                 yield name, result
+
+    def _each(self, caller: pluggy.HookCaller) -> Iterable[tuple[str, pluggy.HookCaller]]:
+        """The hook of each plugin by itself."""
+        plugins = {impl.plugin_name: impl.plugin for impl in caller.get_hookimpls()}
+        for name in plugins:
+            others = [plugin for other, plugin in plugins.items() if other != name]
+            yield name, self._manager.subset_hook_caller(caller.name, others)
+
+
+def _wrong(plugin: str, hook: str, expected: str, got: object) -> PluginError:
+    return PluginError(
+        f"plugin `{plugin}`: hook `{hook}`: expected {expected} but got {got!r}; see docs/hooks.md"
+    )
 
 
 def _add(found: dict[str, tuple[str, Any]], kind: str, name: str, plugin: str, item: Any) -> None:
@@ -178,7 +197,11 @@ def load(
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        raise PluginError(f"{error}; `docs/hooks.md` lists the hooks that exist") from error
+        plugin = manager.get_name(error.plugin)
+        owner = next((f" of `{i.distribution}` {i.version}" for i in found if i.name == plugin), "")
+        raise PluginError(
+            f"plugin `{plugin}`{owner}: {_without_module(str(error))}; docs/hooks.md lists the hooks that exist"
+        ) from error
     return Plugins(manager, tuple(found))
 
 
@@ -201,14 +224,26 @@ def _load_one(
     ) as error:  # Whatever a plugin raises on import must not keep the others from loading.
         text = (
             f"plugin `{point.name}` of `{distribution}` {version} could not be loaded:"
-            f" {type(error).__name__}: {error}; run `pip install --force-reinstall {distribution}`"
-            " or uninstall it"
+            f" {type(error).__name__}: {_without_module(str(error))}; {_fix(error, distribution)}"
         )
         if must:
             raise PluginError(text) from error
         return msgspec.structs.replace(info, error=text)
     hooks = sorted(caller.name for caller in manager.get_hookcallers(plugin) or ())
     return msgspec.structs.replace(info, hooks=tuple(hooks))
+
+
+def _fix(error: Exception, distribution: str) -> str:
+    if isinstance(error, ImportError):
+        return f"run `pip install --upgrade {distribution}`, or uninstall it"
+    return f"it is a fault of the plugin's: tell its authors, or run `pip uninstall {distribution}`"
+
+
+def _without_module(text: str) -> str:
+    """pluggy's message without the module's repr, which holds a path."""
+    return re.sub(
+        r" in plugin <module [^>]*>", "", re.sub(r"[Pp]lugin <module [^>]*> ?", "", text)
+    ).strip()
 
 
 def _owner(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
