@@ -6,8 +6,9 @@ import importlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from lightning_core.engine import EngineFactory
 from lightning_core.errors import PluginError
 from lightning_core.grading import RewardFunction
 from lightning_core.settings import Settings
+from lightning_core.trace import Trace
 
 GROUP: Final = "lightning_core"
 """The entry-point group."""
@@ -108,25 +110,36 @@ class Plugins:
                 _add(found, kind, item.name, plugin, item)
         return {name: item for name, (_, item) in sorted(found.items())}
 
-    def _results(self, caller: pluggy.HookCaller) -> Iterable[tuple[str, Any]]:
-        """Each plugin's results, asked one by one so that a fault names its plugin."""
-        for name, one in self._each(caller):
+    def tell_finished(self, *, folder: Path, trace: Trace) -> list[tuple[str, Exception]]:
+        """Call `lightning_rollout_finished` of every plugin; the plugins that raised, and what."""
+        hook = self._manager.hook.lightning_rollout_finished
+        failed: list[tuple[str, Exception]] = []
+        for name, call in self._one_by_one(hook):
             try:
-                results = one()
+                call(folder=folder, trace=trace)
+            except Exception as error:  # An observer's fault is no fault of what it observes.
+                failed.append((name, error))
+        return failed
+
+    def _one_by_one(self, hook: pluggy.HookCaller) -> Iterator[tuple[str, pluggy.HookCaller]]:
+        """A caller for each plugin alone, so that a fault names its plugin."""
+        plugins = {impl.plugin_name: impl.plugin for impl in hook.get_hookimpls()}
+        for name in plugins:
+            others = [plugin for other, plugin in plugins.items() if other != name]
+            yield name, self._manager.subset_hook_caller(hook.name, others)
+
+    def _results(self, hook: pluggy.HookCaller) -> Iterator[tuple[str, Any]]:
+        """Each plugin's results."""
+        for name, call in self._one_by_one(hook):
+            try:
+                results = call()
             except Exception as error:
                 raise PluginError(
-                    f"plugin `{name}`: hook `{caller.name}` raised {type(error).__name__}: {error};"
+                    f"plugin `{name}`: hook `{hook.name}` raised {type(error).__name__}: {error};"
                     " leave it out with `LIGHTNING_CORE_PLUGINS=` naming the others"
                 ) from error
             for result in results:
                 yield name, result
-
-    def _each(self, caller: pluggy.HookCaller) -> Iterable[tuple[str, pluggy.HookCaller]]:
-        """The hook of each plugin by itself."""
-        plugins = {impl.plugin_name: impl.plugin for impl in caller.get_hookimpls()}
-        for name in plugins:
-            others = [plugin for other, plugin in plugins.items() if other != name]
-            yield name, self._manager.subset_hook_caller(caller.name, others)
 
 
 def _wrong(plugin: str, hook: str, expected: str, got: object) -> PluginError:
