@@ -28,7 +28,7 @@ LAYERS = {
     "gateway": {"gateway", "store", "tokens", "wire"},
     "instrument": {"instrument"},
     "server": {"server", "gateway", "store", "tokens", "wire", "children"},
-    "worker": {"worker", "instrument", "agents", "client", "wire", "plugins", "children"},
+    "worker": {"worker", "instrument", "agents", "client", "wire", "plugins", "children", "tokens"},
 }
 """What each part may import of ours beside the protocols."""
 

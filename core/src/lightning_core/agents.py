@@ -12,11 +12,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import msgspec
 
 from lightning_core.adapter import Adapter
 from lightning_core.errors import AgentError, UsageError
+from lightning_core.redaction import redacted_words
 from lightning_core.worker.callable import CallableAdapter, callable_name
 
 
@@ -27,7 +29,20 @@ class Command(msgspec.Struct, frozen=True):
     """The program and its arguments; no shell reads them."""
 
     def __str__(self) -> str:
-        return shlex.join(self.argv)
+        """The command line, without the values of flags that hold secrets."""
+        return shlex.join(redacted_words(self.argv))
+
+
+class Adapted(msgspec.Struct, frozen=True, eq=False):
+    """An agent together with the adapter that runs it, where the one that is installed must be told something.
+
+    Accepted wherever an agent is: `agent = Adapted(graph, LangGraphAdapter(input=…))`.
+    """
+
+    agent: Any
+    """The agent, an object that `adapter` accepts."""
+    adapter: Adapter
+    """What runs it."""
 
 
 def load_agent(spec: object = None, command: Sequence[str] | None = None) -> object:
@@ -43,7 +58,7 @@ def load_agent(spec: object = None, command: Sequence[str] | None = None) -> obj
     if command:
         if spec is not None:
             raise AgentError(
-                f"agent {spec!r} and command `{shlex.join(command)}` are both given; leave one out"
+                f"agent {spec!r} and command `{Command(tuple(command))}` are both given; leave one out"
             )
         return Command(tuple(command))
     if spec is None:
@@ -86,21 +101,20 @@ def load_object(spec: str, *, what: str = "agent", error: type[UsageError] = Age
 
 
 def find_adapter(agent: object, adapters: Mapping[str, Adapter]) -> Adapter:
-    """The one adapter that accepts `agent`. The adapter for plain callables stands back behind any other.
+    """The one adapter that accepts `agent`, its own where it is `Adapted`.
+
+    The adapter for plain callables stands back behind any other.
 
     Raises:
         AgentError: none accepts it, several do, or one raised when it was asked.
     """
+    if isinstance(agent, Adapted):
+        return _own_adapter(agent)
     accepting: list[Adapter] = []
     for name, adapter in sorted(adapters.items()):
-        try:
-            accepts = adapter.accepts(agent)
-        except Exception as error:  # The adapter is a third party's.
-            raise AgentError(
-                f"adapter `{name}` raised {type(error).__name__}: {error} when asked whether it accepts"
-                f" {_describe(agent)}; leave it out with `LIGHTNING_CORE_PLUGINS=` naming the others"
-            ) from error
-        if accepts:
+        if _accepts(
+            name, adapter, agent, "leave it out with `LIGHTNING_CORE_PLUGINS=` naming the others"
+        ):
             accepting.append(adapter)
     framework = [a for a in accepting if not isinstance(a, CallableAdapter)]
     if len(framework) > 1:
@@ -123,8 +137,36 @@ def find_adapter(agent: object, adapters: Mapping[str, Adapter]) -> Adapter:
     raise AgentError(f"no adapter accepts {_describe(agent)} (installed: {known}); {hint}")
 
 
+def unwrapped(agent: object) -> object:
+    """The agent that its adapter runs: what is `Adapted`, else `agent` itself."""
+    return agent.agent if isinstance(agent, Adapted) else agent
+
+
+def _own_adapter(adapted: Adapted) -> Adapter:
+    agent, adapter = adapted.agent, adapted.adapter
+    if not isinstance(adapter, Adapter):
+        raise AgentError(
+            f"Adapted: expected an adapter, such as `LangGraphAdapter(…)`, but got {adapter!r}"
+        )
+    name = type(adapter).__name__
+    if not _accepts(name, adapter, agent, "give `Adapted` another adapter"):
+        raise AgentError(f"Adapted: adapter `{name}` does not accept {_describe(agent)}")
+    return adapter
+
+
+def _accepts(name: str, adapter: Adapter, agent: object, way_out: str) -> bool:
+    try:
+        return adapter.accepts(agent)
+    except Exception as error:  # The adapter is a third party's.
+        raise AgentError(
+            f"adapter `{name}` raised {type(error).__name__}: {error} when asked whether it accepts"
+            f" {_describe(agent)}; {way_out}"
+        ) from error
+
+
 def agent_name(agent: object) -> str:
     """What to call the agent in lists: its `name`, its function's name, the command line, or its type's name."""
+    agent = unwrapped(agent)
     if isinstance(agent, Command):
         return str(agent)
     name = getattr(agent, "name", None)

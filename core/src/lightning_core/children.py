@@ -1,28 +1,31 @@
 """Child processes of ours: started with a handshake, ended with their parent, whatever ends the parent.
 
-A child's standard input is its lifeline: it closes when the parent ends, also by `kill -9`.
+A child's standard input is its lifeline: it closes when the parent ends, also by `kill -9`. Its first line is the
+child's secret, where it has one: what stands in an environment can be read by every process of the same user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from lightning_core.errors import LightningError, WireError
+from lightning_core.instrument import variables
 
 _READY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
-_OF_AN_ATTEMPT: Final = ("LIGHTNING_CORE_SESSION", "LIGHTNING_CORE_TASK", "LIGHTNING_CORE_OUTPUT")
+_NOT_HANDED_ON: Final = {*variables.OF_AN_ATTEMPT, variables.TOKEN}
 
 
 class Child:
@@ -35,20 +38,19 @@ class Child:
         arguments: Sequence[str],
         *,
         log: Path,
-        environment: Mapping[str, str] | None = None,
+        secret: str | None = None,
     ) -> None:
         """Args:
         what: its name in messages, such as `server`.
         module: the module to run.
         arguments: its command line.
         log: the file to which its standard error is appended.
-        environment: variables beside this process's own.
+        secret: what the child gets from `read_secret`, such as a token.
         """
         self.what = what
         self.log = log
         self._command = [sys.executable, "-m", module, *arguments]
-        own = {k: v for k, v in os.environ.items() if k not in _OF_AN_ATTEMPT}
-        self._environment = {**own, **(environment or {})}
+        self._secret = secret
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> dict[str, Any]:
@@ -72,8 +74,11 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=file,
                 start_new_session=True,  # Ctrl+C reaches the parent alone, which ends its children in order.
-                env=self._environment,
+                env={k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON},
             )
+        if self._secret is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.write(msgspec.json.encode(self._secret) + b"\n")
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 line = await self._read_line()
@@ -130,6 +135,43 @@ class Child:
         return lines[-1] if lines else "it said nothing"
 
 
+def read_secret() -> str:
+    """In the child, before anything else: what its parent gave as `secret`. What follows on standard input stays unread.
+
+    Raises:
+        WireError: the parent gave none.
+    """
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    try:
+        return msgspec.json.decode(line, type=str)
+    except msgspec.DecodeError as error:
+        raise WireError(
+            "standard input: expected a secret as a line of JSON; this process is started by another of ours,"
+            " a worker of your own by `lightning-core work`"
+        ) from error
+
+
+def take_token() -> str | None:
+    """The user's `LIGHTNING_CORE_TOKEN`, which no process of this user can read in our environment afterwards.
+
+    Unsetting the variable is not enough: `/proc/PID/environ` shows the environment that a process was started with,
+    so the text is blotted out there too.
+    """
+    token = os.environ.get(variables.TOKEN)
+    if token is None:
+        return None
+    if os.name == "posix":
+        getenv = ctypes.CDLL(None).getenv
+        getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
+        place = getenv(variables.TOKEN.encode())
+        if place:
+            ctypes.memset(place, 0, len(os.fsencode(token)))
+    del os.environ[variables.TOKEN]
+    return token or None
+
+
 def be_child(work: Coroutine[Any, Any, object]) -> int:
     """In the child: run `work` until it ends, the lifeline closes, or SIGTERM comes; the exit status.
 
@@ -155,6 +197,12 @@ def say_ready(**answer: str) -> None:
     _say(answer)
 
 
+def say_error(error: LightningError) -> None:
+    """In the child: tell the parent why it did not start, and the log."""
+    _say({"error": str(error)})
+    print(error, file=sys.stderr)
+
+
 async def _work_until_told(work: Coroutine[Any, Any, object]) -> int:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
@@ -176,8 +224,7 @@ async def _work_until_told(work: Coroutine[Any, Any, object]) -> int:
             raise error
         return 0
     except LightningError as error:
-        _say({"error": str(error)})
-        print(error, file=sys.stderr)
+        say_error(error)
         return 1
     finally:
         transport.close()

@@ -17,7 +17,7 @@ from lightning_core.instrument import (
     span,
     start_span,
 )
-from lightning_core.instrument.context import SESSION_VARIABLE
+from lightning_core.instrument.variables import SESSION as SESSION_VARIABLE
 from lightning_core.trace import Span
 
 

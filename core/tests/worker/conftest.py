@@ -36,6 +36,8 @@ class LeaseServer:
         self.refuse_output = False
         self.capacities = []
         self.sessions = []
+        self.tokens = set()
+        self.spans_status = None
         self._queue = deque()
         self._fences = 0
         self._changed = asyncio.Condition()
@@ -88,6 +90,7 @@ class LeaseServer:
 
     async def _lease(self, request):
         body = await request.json()
+        self.tokens.add(request.headers["authorization"].removeprefix("Bearer "))
         self.capacities.append(body["capacity"])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(body["wait"]), self._changed:
@@ -150,8 +153,12 @@ class LeaseServer:
 
     async def _spans(self, request):
         assert request.match_info["id"] not in self.reports
+        if self.spans_status is not None:
+            return web.json_response({"error": {"message": "no spans"}}, status=self.spans_status)
         body = await request.json()
-        self.spans += body["spans"]
+        async with self._changed:
+            self.spans += body["spans"]
+            self._changed.notify_all()
         return _json({"stored": len(body["spans"])})
 
 

@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from lightning_core.adapter import Adapter, AgentGraph, RolloutContext
-from lightning_core.agents import Command, agent_name, find_adapter, load_agent, load_object
+from lightning_core.agents import (
+    Adapted,
+    Command,
+    agent_name,
+    find_adapter,
+    load_agent,
+    load_object,
+    unwrapped,
+)
 from lightning_core.errors import AgentError, RewardError
 from lightning_core.rollout import Mode
 from lightning_core.task import Task
@@ -154,6 +162,22 @@ def test_no_two_and_broken_adapters_are_named():
         find_adapter(Team, {"teams": TeamAdapter()})
     with pytest.raises(AgentError, match=r"`broken` raised RuntimeError: boom"):
         find_adapter(Team(), {"broken": BrokenAdapter()})
+
+
+def test_an_agent_with_an_adapter_of_its_own():
+    own = TeamAdapter()
+    team = Team()
+    assert find_adapter(Adapted(team, own), {"teams": TeamAdapter()}) is own
+    assert unwrapped(Adapted(team, own)) is team
+    assert agent_name(Adapted(team, own)) == agent_name(team)
+    with pytest.raises(
+        AgentError, match=r"`TeamAdapter` does not accept an agent of type `builtins\.int`"
+    ):
+        find_adapter(Adapted(3, own), {})
+    with pytest.raises(AgentError, match="expected an adapter"):
+        find_adapter(Adapted(team, len), {})
+    with pytest.raises(AgentError, match="`BrokenAdapter` raised"):
+        find_adapter(Adapted(team, BrokenAdapter()), {})
 
 
 async def test_a_callable_gets_what_its_signature_asks_for():

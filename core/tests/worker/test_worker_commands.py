@@ -60,6 +60,21 @@ async def test_garbage_in_the_output_file_is_the_agents_error(server, worker):
     assert "not JSON" in report.error
 
 
+@pytest.mark.parametrize("where", ["file", "last line"])
+@pytest.mark.parametrize("depth", [110, 200_000])
+async def test_json_that_is_nested_too_deep_is_the_agents_error(server, worker, where, depth):
+    text = f"'[' * {depth} + ']' * {depth}"
+    code = {
+        "file": f"import os; open(os.environ['LIGHTNING_CORE_OUTPUT'], 'w').write({text})",
+        "last line": f"print({text})",
+    }[where]
+    await worker(python(code))
+    report = await server.report(await server.put(1))
+    assert report.cause is Cause.AGENT_ERROR
+    assert "deeper than 100" in report.error
+    assert len(report.error) < 1000
+
+
 async def test_garbage_on_the_last_line_stays_readable(server, worker):
     await worker(python(r"import sys; sys.stdout.buffer.write(b'\xff\xfe\x00 bytes\n')"))
     report = await server.report(await server.put(1))
@@ -75,6 +90,16 @@ async def test_a_status_other_than_0_is_the_agents_error_with_what_it_printed(se
     assert "exited with status 3" in report.error
     assert "no such table" in report.error
     assert "no such table" in report.logs
+
+
+async def test_a_secret_on_the_command_line_is_in_no_error_and_no_log(server, worker, caplog):
+    with caplog.at_level("INFO", "lightning_core"):
+        await worker(Command(("sh", "-c", "exit 3", "x", "--api-key", "hunter2")))
+        report = await server.report(await server.put(1))
+    assert "--api-key" in report.error
+    assert "hunter2" not in report.error
+    assert "--api-key" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 async def test_a_signal_is_named(server, worker):

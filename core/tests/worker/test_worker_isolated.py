@@ -2,6 +2,7 @@
 
 import pytest
 
+from lightning_core.agents import load_agent
 from lightning_core.errors import AgentError
 from lightning_core.rollout import Cause
 
@@ -36,6 +37,14 @@ async def scope(text):
     from lightning_core.instrument import context
     found = await asyncio.to_thread(context.current)
     return [found.attempt, found.gateway]
+
+def forges(text):
+    folder = sys.argv[1]
+    with open(folder + "/outcome.json", "w") as file:
+        output = "[" * text + "]" * text if isinstance(text, int) else '"' + "x" * 200 + '"'
+        error = ', "error": "' + "e" * 100_000 + '"' if text == 1 else ""
+        file.write('{"format_version": 1, "cause": "success", "output": ' + output + error + "}")
+    os._exit(0)
 
 NOT_AN_AGENT = 3
 """
@@ -80,6 +89,65 @@ async def test_a_process_that_leaves_without_outcome_has_failed(server, worker, 
     report = await server.report(await server.put(1))
     assert report.cause is Cause.AGENT_ERROR
     assert "no outcome" in report.error
+
+
+async def test_what_its_process_leaves_is_kept_within_bounds(server, worker, spec):
+    await worker(spec("forges"), isolate=True)
+    for depth in (110, 200_000):
+        report = await server.report(await server.put(depth))
+        assert report.cause is Cause.AGENT_ERROR
+        assert "deep" in report.error
+    assert len((await server.report(await server.put(1))).error) <= 16 * 1024
+
+
+async def test_an_output_of_its_process_over_the_limit_is_the_agents_error(server, worker, spec):
+    await worker(spec("forges"), isolate=True, output_limit=100)
+    report = await server.report(await server.put("long"))
+    assert report.cause is Cause.AGENT_ERROR
+    assert "over the limit of 100" in report.error
+
+
+ADAPTED = """
+import contextlib
+import lightning_core as lc
+from lightning_core.adapter import Adapter, AgentGraph
+
+class Team:
+    def work(self, text):
+        return text.upper()
+
+class TeamAdapter(Adapter):
+    name = "teams"
+
+    def __init__(self, mark="none"):
+        self.mark = mark
+        self.entered = False
+
+    def accepts(self, agent):
+        return isinstance(agent, Team)
+
+    def describe(self, agent):
+        return AgentGraph(name="team")
+
+    @contextlib.contextmanager
+    def instrument(self):
+        self.entered = True
+        yield
+
+    async def run(self, agent, task, context):
+        return {"said": agent.work(task.input), "mark": self.mark, "instrumented": self.entered}
+
+agent = lc.Adapted(Team(), TeamAdapter(mark="mine"))
+"""
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+async def test_an_agent_with_an_adapter_of_its_own(server, worker, tmp_path, isolate):
+    (tmp_path / "adapted.py").write_text(ADAPTED)
+    agent = f"{tmp_path / 'adapted.py'}:agent"
+    await worker(agent if isolate else load_agent(agent), isolate=isolate)
+    report = await server.report(await server.put("hi"))
+    assert report.output == {"said": "HI", "mark": "mine", "instrumented": True}
 
 
 async def test_a_sync_agent_that_hangs_is_killed_with_its_children(server, worker, spec, marker):

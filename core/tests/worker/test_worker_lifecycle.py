@@ -207,12 +207,15 @@ async def test_work_loads_an_agent_by_name_and_stops_when_told(server, tmp_path)
 
 
 def _start(server, *arguments, **variables):
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "lightning_core.worker", "--server", server.url, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "LIGHTNING_CORE_TOKEN": "token", **variables},
+        env={**os.environ, **variables},
     )
+    process.stdin.write(b'"token"\n')
+    process.stdin.flush()
+    return process
 
 
 HANGING = """

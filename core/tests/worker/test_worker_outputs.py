@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.worker.outcome import bounded
-from lightning_core.worker.outputs import OutputError, to_json
+from lightning_core.worker.outcome import bounded, raised
+from lightning_core.worker.outputs import OutputError, read_json, to_json
 
 
 class Colour(enum.Enum):
@@ -133,3 +133,28 @@ def test_bounded_text_keeps_its_ends_within_the_limit(text, limit):
     else:
         assert text.startswith(result[:3])
         assert text.endswith(result[-5:])
+
+
+def test_json_that_is_nested_too_deep_is_refused_with_its_depth():
+    assert read_json(b"[" * 100 + b"]" * 100) is not None
+    for depth in (102, 100_000):
+        with pytest.raises(OutputError, match="deeper than 100"):
+            read_json(b"[" * depth + b"]" * depth)
+    with pytest.raises(msgspec.DecodeError):
+        read_json(b"{nope")
+
+
+def test_long_keys_do_not_make_long_messages():
+    with pytest.raises(OutputError) as caught:
+        to_json({"k" * 10_000: {"l" * 10_000: object()}})
+    assert len(str(caught.value)) < 500
+    assert "`output.kkk" in str(caught.value)
+
+
+def test_an_exception_whose_text_raises_is_an_outcome_too():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    outcome = raised(Mute())
+    assert outcome.error.startswith("Mute, whose text raised RuntimeError")

@@ -711,3 +711,18 @@ def test_runs_of_an_ended_attempt_are_dropped(stage):
     assert not HANDLER._runs
     assert not HANDLER._model_runs
     abandoned.close()
+
+
+def test_a_tools_span_holds_whatever_the_tool_was_given(stage):
+    @tool
+    def read(path: Any) -> str:
+        """Read a file."""
+        return "bad \ud800 byte"
+
+    scope = stage.scope()
+    with attempt(scope):
+        read.invoke({"path": {1: "\udcff", "large": "x" * 100_000, "handle": object()}})
+    (found,) = (s for s in scope.sink.spans() if s["kind"] == "tool")
+    assert found["attributes"]["gen_ai.tool.call.result"] == "bad ? byte"
+    assert found["attributes"]["gen_ai.tool.call.arguments"]["path"]["1"] == "?"
+    assert len(json.dumps(scope.sink.spans()).encode()) < 20_000

@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.settings import Settings
@@ -36,24 +37,22 @@ def command(
 
     The worker token, which `lightning-core serve` prints, is read from LIGHTNING_CORE_TOKEN.
     """
+    token = take_token()
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")
-    settings = Settings.from_environ()
-    url = server or settings.server
+    url = server or Settings.from_environ().server
     if url is None:
         raise UsageError(
             "server: which one? give `--server http://HOST:PORT` or set `LIGHTNING_CORE_SERVER`"
         )
-    if settings.token is None:
+    if token is None:
         raise UsageError(
             f"server {url}: a worker token is needed; set `LIGHTNING_CORE_TOKEN` to what `serve` printed"
         )
     log_to_stderr()
     status = 0
     try:
-        clean = asyncio.run(
-            _work(agent, command_line, url, settings.token, concurrency, isolate, name)
-        )
+        clean = asyncio.run(_work(agent, command_line, url, token, concurrency, isolate, name))
     except LightningError as error:
         click.echo(f"error: {error}", err=True)
         clean, status = False, 1

@@ -12,6 +12,7 @@ import json
 import os
 
 from .context import PLACEHOLDER_KEY
+from .variables import SESSION, TOKEN
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 ORIGINAL = "LIGHTNING_CORE_ORIGINAL_"
 """Prefix of the variables that keep what ours replaced."""
 
-_SESSION = "LIGHTNING_CORE_SESSION"
 _ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 _PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -45,10 +45,10 @@ def child_environment(
     `gateway` is the origin `http://HOST:PORT`, `session` the token, `base_url` the session's OpenAI-compatible
     address. `adapters` gives `module:Class` by the module after whose import it is entered. `set_key` replaces
     `OPENAI_API_KEY`: say so in train and val mode, and where the user has no key but the run names a model.
-    Making it twice gives the same, so a child may start children.
+    Making it twice gives the same, so a child may start children. The worker's own token is not in it.
     """
-    environment = dict(base)
-    environment[_SESSION] = json.dumps(
+    environment = {name: value for name, value in base.items() if name != TOKEN}
+    environment[SESSION] = json.dumps(
         {
             "gateway": gateway,
             "session": session,
@@ -92,7 +92,7 @@ def environment_of(scope: Scope, base: Mapping[str, str]) -> dict[str, str]:
 
 def restore_addresses(environment: MutableMapping[str, str]) -> None:
     """Give `OPENAI_BASE_URL` and `OPENAI_API_BASE` back the user's values, where they have ours."""
-    session = environment.get(_SESSION)
+    session = environment.get(SESSION)
     if not session:
         return
     gateway = json.loads(session)["gateway"]

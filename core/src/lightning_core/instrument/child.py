@@ -11,7 +11,9 @@ TYPE_CHECKING = False  # `typing` costs the start of every child process; a chec
 if TYPE_CHECKING:
     from typing import Any
 
-_SHARED = ("bootstrap", "context", "openai_hook", "postimport", "propagate", "sinks")
+_SHARED = (
+    "bootstrap", "context", "openai_hook", "plain", "postimport", "propagate", "sinks", "variables",
+)  # fmt: skip
 
 _looked: set[str] = set()
 _entered: dict[str, Any] = {}  # Contexts of adapters by target, open for the life of the process.

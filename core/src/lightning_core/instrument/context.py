@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from .sinks import HttpSink
+from .variables import SESSION
 
 PLACEHOLDER_KEY = "lightning-core"
 """What `OPENAI_API_KEY` is set to where the gateway has no use for a key: the session travels on its own."""
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
 
         def forget(self, attempt: str) -> None:
             """Drop what is kept for an attempt that has ended."""
-
-
-SESSION_VARIABLE = "LIGHTNING_CORE_SESSION"
-"""The environment variable that gives a child process its scope."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +136,7 @@ def base() -> Scope | None:
 def process_scope() -> Scope | None:
     """The scope that `LIGHTNING_CORE_SESSION` gives to the whole process, or None."""
     global _process
-    raw = os.environ.get(SESSION_VARIABLE)
+    raw = os.environ.get(SESSION)
     if raw != _process[0]:
         with _lock:
             if raw != _process[0]:
@@ -163,7 +160,7 @@ def _read(raw: str) -> Scope | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # The value is not quoted: it may hold a token.
         sys.stderr.write(
-            f"lightning-core: `{SESSION_VARIABLE}` cannot be read ({type(error).__name__}); model calls of"
+            f"lightning-core: `{SESSION}` cannot be read ({type(error).__name__}); model calls of"
             " this process are not recorded. A worker sets it; do not set it by hand\n"
         )
         return None

@@ -8,12 +8,16 @@ import os
 import sys
 import threading
 
+from .plain import plain_span
+
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
     from typing import Any
 
+LIMIT = 10_000
+"""Spans that a sink keeps."""
 _BATCH = 200
-_LIMIT = 10_000
+_BATCH_BYTES = 4 * 2**20
 _INTERVAL = 0.25
 _TIMEOUT = 5.0
 
@@ -21,17 +25,25 @@ _TIMEOUT = 5.0
 class ListSink:
     """Collects spans for a worker. Safe to use from many threads.
 
-    A span that was given open and then ended is kept once, ended.
+    A span that was given open and then ended is kept once, ended. Bounded: beyond `limit` spans between two calls of
+    `take` the newest are dropped, and counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.dropped = 0
+        """How many spans were lost since there were too many: those whose end was dropped."""
+        self._limit = limit
         self._spans: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def emit(self, span: dict[str, Any]) -> None:
-        """Take one span."""
+        """Take one span, made bounded JSON; drops it where there are too many."""
+        span = plain_span(span)
         with self._lock:
-            self._spans[span["id"]] = span
+            if span["id"] in self._spans or len(self._spans) < self._limit:
+                self._spans[span["id"]] = span
+            elif span.get("ended_at") is not None:
+                self.dropped += 1
 
     def spans(self) -> list[dict[str, Any]]:
         """The spans since the last `take`, which stay."""
@@ -53,7 +65,8 @@ class HttpSink:
     """
 
     def __init__(self, gateway: str, session: str, attempt: str) -> None:
-        self._url = f"{gateway}/api/v1/attempts/{attempt}/spans"
+        self._gateway = gateway
+        self._attempt = attempt
         self._session = session
         self._reset()
         atexit.register(self.close)
@@ -71,14 +84,15 @@ class HttpSink:
         self._closed = False
 
     def emit(self, span: dict[str, Any]) -> None:
-        """Take one span; drops it where too many wait."""
+        """Take one span, made bounded JSON; drops it where too many wait."""
+        span = plain_span(span)
         with self._lock:
-            full = len(self._waiting) >= _LIMIT and span["id"] not in self._waiting
+            full = len(self._waiting) >= LIMIT and span["id"] not in self._waiting
             if not full:
                 self._waiting[span["id"]] = span
                 self._start()
         if full:
-            self._say(f"more than {_LIMIT} spans wait to be posted; the newest are dropped")
+            self._say(f"more than {LIMIT} spans wait to be posted; the newest are dropped")
         elif len(self._waiting) >= _BATCH:
             self._wake.set()
 
@@ -86,9 +100,7 @@ class HttpSink:
         """Post what waits, now."""
         with self._posting:
             while True:
-                with self._lock:
-                    keys = list(self._waiting)[:_BATCH]
-                    batch = [self._waiting.pop(key) for key in keys]
+                batch = self._next_batch()
                 if not batch:
                     return
                 if not self._post(batch):
@@ -97,6 +109,17 @@ class HttpSink:
                     ):  # Later spans would meet the same fault; the program must be able to end.
                         self._waiting.clear()
                     return
+
+    def _next_batch(self) -> list[bytes]:
+        batch: list[bytes] = []
+        size = 0
+        with self._lock:
+            for key in list(self._waiting)[:_BATCH]:
+                if size > _BATCH_BYTES:
+                    break
+                batch.append(json.dumps(self._waiting.pop(key)).encode())
+                size += len(batch[-1])
+        return batch
 
     def close(self) -> None:
         """Post what waits. Called when the program ends."""
@@ -128,12 +151,14 @@ class HttpSink:
                     self._thread = None
                     return
 
-    def _post(self, spans: list[dict[str, Any]]) -> bool:
-        import urllib.request  # noqa: PLC0415 - slow to import, and most child processes have no spans
+    def _post(self, spans: list[bytes]) -> bool:
+        import urllib.parse  # noqa: PLC0415 - slow to import, and most child processes have no spans
+        import urllib.request  # noqa: PLC0415 - as above
 
+        attempt = urllib.parse.quote(self._attempt, safe="")
         request = urllib.request.Request(
-            self._url,
-            data=json.dumps({"spans": spans}, default=repr).encode(),
+            f"{self._gateway}/api/v1/attempts/{attempt}/spans",
+            data=b'{"spans":[' + b",".join(spans) + b"]}",
             headers={
                 "content-type": "application/json",
                 "authorization": f"Bearer {self._session}",

@@ -1,4 +1,7 @@
-"""`python -m lightning_core.worker`: a worker for the process that started it; ends when standard input closes."""
+"""`python -m lightning_core.worker`: a worker for the process that started it; ends when standard input closes.
+
+The worker's token is the first line of standard input, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ import logging
 import os
 import sys
 
-from lightning_core.children import be_child, say_ready
+from lightning_core.children import be_child, read_secret, say_error, say_ready
+from lightning_core.errors import WireError
 from lightning_core.worker.entry import work
 from lightning_core.worker.logs import log_to_stderr
-
-_TOKEN = "LIGHTNING_CORE_TOKEN"
 
 
 async def _work(options: argparse.Namespace, token: str) -> bool:
@@ -55,7 +57,11 @@ def main() -> int:
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
     log_to_stderr()
-    token = os.environ.pop(_TOKEN, "")
+    try:
+        token = read_secret()
+    except WireError as error:
+        say_error(error)
+        return 1
     # The lifeline moves out of the way of what agents start, which would inherit it as their standard input.
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -18,13 +17,14 @@ from lightning_core.wire import Finish, Lease
 from lightning_core.worker.execution import Execution, Executor, Job, Leftover
 from lightning_core.worker.logs import without_tokens
 from lightning_core.worker.outcome import Outcome, bounded, raised
-from lightning_core.worker.spans import SpanPoster
+from lightning_core.worker.spans import SpanPoster, refused_for_good
 
 STOP_SECONDS: Final = 5.0
 """Seconds that reports may take once the worker is told to stop."""
 REPORT_PATIENCE: Final = 600.0
 """Seconds beyond the lease for which a report is tried again while the server cannot be reached."""
 _SPAN_SECONDS: Final = 1.0
+_SPAN_TRIES: Final = 3  # After so many a report does not wait for its spans any more.
 _BEAT_SECONDS: Final = 2.0
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
@@ -180,21 +180,22 @@ class AttemptRun:
         )
         pause = _PAUSE
         stop_by: float | None = None
+        tries = 0
         while True:
+            tries += 1
             if stop_by is None and self._stop.is_set():
                 stop_by = time.time() + STOP_SECONDS
             give_up_at = min(self._lease_until + self._patience, stop_by or float("inf"))
             left = None if stop_by is None else max(0.1, stop_by - time.time())
             try:
                 async with asyncio.timeout(left):
-                    if self._spans is not None:
-                        await self._spans.flush()
+                    await self._post_last_spans(may_fail=tries >= _SPAN_TRIES)
                     await self._client.finish(self._id, finish)
             except FencedError as error:
                 _log.info("%s: its report was refused and is dropped: %s", self._job.name, error)
                 return
             except (WireError, TimeoutError) as error:
-                if isinstance(error, WireError) and _final(error):
+                if isinstance(error, WireError) and refused_for_good(error):
                     smaller = _without_output(finish, error)
                     if smaller is None:
                         _log.error("%s: its report was refused: %s", self._job.name, error)
@@ -209,6 +210,22 @@ class AttemptRun:
                 continue
             _log.debug("%s: ended as `%s`", self._job.name, outcome.cause)
             return
+
+    async def _post_last_spans(self, *, may_fail: bool) -> None:
+        """Post what waits before the attempt ends; where it fails in the end, the report goes without."""
+        if self._spans is None:
+            return
+        try:
+            await self._spans.flush()
+        except Exception as error:
+            if isinstance(error, WireError) and not may_fail:
+                raise
+            _log.warning(
+                "%s: its report goes without %d spans: %s",
+                self._job.name,
+                self._spans.waiting,
+                error,
+            )
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, less where the worker is told to stop meanwhile."""
@@ -225,17 +242,16 @@ class AttemptRun:
         while True:
             await asyncio.sleep(_SPAN_SECONDS)
             # What cannot be posted now is posted later, before the report at the latest.
-            with contextlib.suppress(WireError):
+            try:
                 await spans.flush()
+            except WireError as error:
+                _log.debug("%s: spans are posted later: %s", self._job.name, error)
+            except Exception:
+                _log.exception("%s: spans could not be posted", self._job.name)
 
 
 def _clean(text: str | None) -> str | None:
-    return None if text is None else without_tokens(text)
-
-
-def _final(error: WireError) -> bool:
-    """Whether the server would refuse the same again."""
-    return error.status is not None and error.status < 500 and error.status not in (408, 425, 429)
+    return None if text is None else bounded(without_tokens(text))
 
 
 def _without_output(finish: Finish, error: WireError) -> Finish | None:

@@ -11,16 +11,18 @@ import os
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from lightning_core.adapter import Adapter
-from lightning_core.agents import find_adapter, load_agent
+from lightning_core.agents import find_adapter, load_agent, unwrapped
 from lightning_core.errors import LightningError
 from lightning_core.plugins import installed
 from lightning_core.rollout import Cause
+from lightning_core.worker.adapters import is_among
 from lightning_core.worker.isolated import Order
 from lightning_core.worker.keys import load_without_key
 from lightning_core.worker.outcome import Outcome, bounded, raised
@@ -46,8 +48,18 @@ def main(arguments: list[str]) -> int:
     except LightningError as error:
         _leave(Outcome(cause=Cause.WORKER_ERROR, error=bounded(str(error))), folder)
         return 0
-    asyncio.run(_execute(agent, adapter, order, folder))
+    with _instrumented(adapter):
+        asyncio.run(_execute(unwrapped(agent), adapter, order, folder))
     return 0
+
+
+def _instrumented(adapter: Adapter) -> AbstractContextManager[None]:
+    """The start-up hook enters the adapters that are installed; an agent's own one may be another."""
+    return (
+        nullcontext()
+        if is_among(installed().adapters().values(), adapter)
+        else adapter.instrument()
+    )
 
 
 async def _execute(agent: object, adapter: Adapter, order: Order, folder: Path) -> None:
@@ -55,7 +67,7 @@ async def _execute(agent: object, adapter: Adapter, order: Order, folder: Path) 
         output = await adapter.run(agent, order.job.lease.task, order.job.context())
         outcome = Outcome(cause=Cause.SUCCESS, output=to_json(output, limit=order.output_limit))
     except OutputError as error:
-        outcome = Outcome(cause=Cause.AGENT_ERROR, error=str(error))
+        outcome = Outcome(cause=Cause.AGENT_ERROR, error=bounded(str(error)))
     except BaseException as error:  # An agent may raise anything, SystemExit included.
         outcome = raised(error)
     _leave(outcome, folder)

@@ -17,20 +17,16 @@ import msgspec
 
 from lightning_core.agents import Command
 from lightning_core.errors import AgentError
-from lightning_core.instrument import child_environment
+from lightning_core.instrument import child_environment, variables
 from lightning_core.records import Json
 from lightning_core.rollout import Cause
 from lightning_core.worker.execution import END_SECONDS, Execution, Executor, Job, Leftover
 from lightning_core.worker.outcome import TEXT_LIMIT, Outcome, bounded
-from lightning_core.worker.outputs import OUTPUT_LIMIT, OutputError, to_json
+from lightning_core.worker.outputs import OUTPUT_LIMIT, OutputError, read_json, to_json
 from lightning_core.worker.process import GRACE, Exit, SupervisedProcess
 
-TASK_VARIABLE: Final = "LIGHTNING_CORE_TASK"
-"""Names the file that holds the task."""
-OUTPUT_VARIABLE: Final = "LIGHTNING_CORE_OUTPUT"
-"""Names the file to which the command may write its output."""
-_SECRETS: Final = ("LIGHTNING_CORE_TOKEN",)
-"""Variables of the worker's that no agent's process gets."""
+_WRITTEN_ANEW: Final = 2
+"""How many times as long JSON may be that we write of what a command wrote within the limit."""
 
 OutcomeOf: TypeAlias = Callable[[SupervisedProcess, Exit, Path], Outcome]
 """Reads the outcome from a process that has ended, how it ended, and its folder."""
@@ -83,8 +79,8 @@ class CommandExecutor(Executor):
                 msgspec.json.encode({"id": task.id, "input": task.input, "metadata": task.metadata})
             )
             extra = {
-                TASK_VARIABLE: str(folder / "task.json"),
-                OUTPUT_VARIABLE: str(folder / "output.json"),
+                variables.TASK: str(folder / "task.json"),
+                variables.OUTPUT: str(folder / "output.json"),
             }
             return await self._launch(self.command.argv, job, folder, extra, self._outcome)
         except BaseException:
@@ -107,7 +103,7 @@ class CommandExecutor(Executor):
     ) -> ProcessExecution:
         lease = job.lease
         environment = child_environment(
-            worker_environment(),
+            os.environ,
             gateway=job.gateway,
             session=lease.session,
             attempt=lease.attempt.id,
@@ -144,37 +140,37 @@ class CommandExecutor(Executor):
                 head, found, tail = logs.rpartition(line) if line else (logs, "", "")
                 logs = head if found and not tail.strip() else logs
         except OutputError as error:
-            return Outcome(cause=Cause.AGENT_ERROR, error=str(error), logs=logs or None)
+            return Outcome(cause=Cause.AGENT_ERROR, error=bounded(str(error)), logs=logs or None)
         return Outcome(cause=Cause.SUCCESS, output=output, logs=logs.rstrip("\n") or None)
 
     def _read_output(self, file: Path) -> Json:
         size = file.stat().st_size
         if size > self.output_limit:
             raise OutputError(
-                f"output: the file `{OUTPUT_VARIABLE}` has {size} bytes, over the limit of {self.output_limit}"
+                f"output: the file `{variables.OUTPUT}` has {size} bytes, over the limit of {self.output_limit}"
             )
         data = file.read_bytes()
         try:
-            return msgspec.json.decode(data)
+            return read_json(data, limit=_WRITTEN_ANEW * self.output_limit)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OutputError(
-                f"output: the file `{OUTPUT_VARIABLE}` is not JSON: {error}; it begins {data[:80]!r}"
+                f"output: the file `{variables.OUTPUT}` is not JSON: {error}; it begins {data[:80]!r}"
             ) from error
 
     def _read_line(self, process: SupervisedProcess) -> tuple[Json, str]:
         if process.last_line.too_long:
             raise OutputError(
                 f"output: the last line of standard output is over the limit of {self.output_limit} bytes; write to"
-                f" the file `{OUTPUT_VARIABLE}` what is the output, and less"
+                f" the file `{variables.OUTPUT}` what is the output, and less"
             )
         data = process.last_line.line()
         if not data:
             return None, ""
         text = data.decode("utf-8", "replace")
         try:
-            return msgspec.json.decode(data), text
+            return read_json(data, limit=_WRITTEN_ANEW * self.output_limit), text
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return to_json(text, limit=2 * self.output_limit), text
+            return to_json(text, limit=_WRITTEN_ANEW * self.output_limit), text
 
 
 class ProcessExecution(Execution):
@@ -229,8 +225,3 @@ def failed_process(what: str, end: Exit, logs: str) -> Outcome:
     if last:
         error += f"; the end of what it printed:\n{last}"
     return Outcome(cause=Cause.AGENT_ERROR, error=bounded(error, TEXT_LIMIT), logs=logs or None)
-
-
-def worker_environment() -> dict[str, str]:
-    """The worker's environment without what is for the worker alone."""
-    return {name: value for name, value in os.environ.items() if name not in _SECRETS}

@@ -23,7 +23,7 @@ from lightning_core.worker.execution import (
     Job,
     Leftover,
 )
-from lightning_core.worker.outcome import Outcome, raised
+from lightning_core.worker.outcome import Outcome, bounded, raised
 from lightning_core.worker.outputs import OUTPUT_LIMIT, OutputError, to_json
 from lightning_core.worker.process import end_marked
 from lightning_core.worker.threads import TRACKER, DaemonPool, Tracker
@@ -184,6 +184,7 @@ class _InProcessExecution(Execution):
         self._result: asyncio.Future[Outcome] = self._home.create_future()
         self._tracker = Tracker()
         self._sink = ListSink()
+        self._told_of_spans = False
         self._ending = False
         self.task: asyncio.Task[Outcome] | None = None
         owner.running.add(self)
@@ -212,7 +213,15 @@ class _InProcessExecution(Execution):
         return await self._leftover()
 
     def take_spans(self) -> list[dict[str, Any]]:
-        return self._sink.take()
+        spans = self._sink.take()
+        if self._sink.dropped and not self._told_of_spans:
+            self._told_of_spans = True
+            _log.warning(
+                "%s: makes spans faster than they are posted; the newest are dropped, %d so far",
+                self.job.name,
+                self._sink.dropped,
+            )
+        return spans
 
     async def _leftover(self) -> Leftover:
         advice = "run with `--isolate` to have such agents killed"
@@ -274,7 +283,7 @@ class _InProcessExecution(Execution):
                 output = await owner.adapter.run(owner.agent, lease.task, self.job.context())
             return Outcome(cause=Cause.SUCCESS, output=to_json(output, limit=owner.output_limit))
         except OutputError as error:
-            return Outcome(cause=Cause.AGENT_ERROR, error=str(error))
+            return Outcome(cause=Cause.AGENT_ERROR, error=bounded(str(error)))
         except asyncio.CancelledError as error:
             if self._ending:
                 return Outcome(cause=Cause.CANCELLED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shutil
 import sys
@@ -15,13 +16,18 @@ import msgspec
 
 from lightning_core.agents import Command
 from lightning_core.errors import AgentError, FormatError
-from lightning_core.worker.command import CommandExecutor, failed_process, worker_environment
+from lightning_core.instrument import variables
+from lightning_core.rollout import Cause
+from lightning_core.worker.command import CommandExecutor, failed_process
 from lightning_core.worker.execution import Execution, Job
-from lightning_core.worker.outcome import Outcome
-from lightning_core.worker.outputs import OUTPUT_LIMIT
+from lightning_core.worker.outcome import Outcome, bounded
+from lightning_core.worker.outputs import OUTPUT_LIMIT, OutputError, to_json
 from lightning_core.worker.process import Exit, SupervisedProcess
 
 _MODULE: Final = "lightning_core.worker.child"
+
+_BESIDES: Final = 256 * 1024
+"""Bytes that an outcome may take beside its output."""
 
 _log = logging.getLogger("lightning_core.worker")
 
@@ -50,7 +56,7 @@ class Isolated(CommandExecutor):
         with tempfile.TemporaryDirectory(prefix="lightning-core-") as folder:
             process = await SupervisedProcess.start(
                 [*self.command.argv, "--check", self._spec],
-                env=worker_environment(),
+                env={k: v for k, v in os.environ.items() if k != variables.TOKEN},
                 marker=f"check:{secrets.token_hex(8)}",
                 line_limit=0,
                 folder=Path(folder),
@@ -73,17 +79,33 @@ class Isolated(CommandExecutor):
 
     def _read_outcome(self, process: SupervisedProcess, end: Exit, folder: Path) -> Outcome:
         logs = process.logs.text()
+        file = folder / "outcome.json"
         try:
-            outcome = Outcome.from_json((folder / "outcome.json").read_bytes())
-        except (OSError, FormatError) as error:
-            if isinstance(error, FormatError):
+            if file.exists() and file.stat().st_size > self.output_limit + _BESIDES:
+                raise OutputError(
+                    f"output: its process left {file.stat().st_size} bytes, over the limit of {self.output_limit}"
+                )
+            outcome = Outcome.from_json(file.read_bytes())
+            output = to_json(outcome.output, limit=self.output_limit)
+        except RecursionError:
+            text = f"agent {self._spec!r}: the output that its process left is nested too deep"
+            return Outcome(cause=Cause.AGENT_ERROR, error=text, logs=logs or None)
+        except OutputError as error:
+            return Outcome(cause=Cause.AGENT_ERROR, error=bounded(str(error)), logs=logs or None)
+        except (OSError, FormatError, UnicodeDecodeError) as error:
+            if not isinstance(error, OSError):
                 _log.warning(
                     "agent %r: its process left no readable outcome: %s", self._spec, error
                 )
             return failed_process(
                 f"agent {self._spec!r}: its process gave no outcome and", end, logs
             )
-        return msgspec.structs.replace(outcome, logs=logs or None)
+        return msgspec.structs.replace(
+            outcome,
+            output=output,
+            error=None if outcome.error is None else bounded(outcome.error),
+            logs=logs or None,
+        )
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -7,8 +7,10 @@ import re
 import sys
 from typing import Final
 
-_TOKEN: Final = re.compile(r"\blc1\.[\w-]+(?:\.[\w-]+)*")
-_HIDDEN: Final = "lc1.…"
+from lightning_core.tokens import PREFIX
+
+_TOKEN: Final = re.compile(rf"\b{re.escape(PREFIX)}[\w-]+(?:\.[\w-]+)*")
+_HIDDEN: Final = f"{PREFIX}…"
 
 
 def without_tokens(text: str) -> str:

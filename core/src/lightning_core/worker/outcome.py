@@ -27,7 +27,12 @@ class Outcome(Record, frozen=True, kw_only=True):
 
 def raised(error: BaseException, cause: Cause = Cause.AGENT_ERROR) -> Outcome:
     """The outcome of an agent that raised `error`: message first, then the traceback, bounded."""
-    message = f"{type(error).__name__}: {error}"
+    try:
+        message = f"{type(error).__name__}: {error}"
+    except (
+        Exception
+    ) as second:  # An exception of the agent's may raise where its text is asked for.
+        message = f"{type(error).__name__}, whose text raised {type(second).__name__}"
     trace = "".join(traceback.format_exception(error))
     return Outcome(cause=cause, error=bounded(f"{message}\n\n{trace}"))
 

@@ -20,10 +20,26 @@ from lightning_core.records import Json
 OUTPUT_LIMIT: Final = 8 * 1024 * 1024
 """Bytes of JSON that an output may take by default."""
 _DEPTH_LIMIT: Final = 100
+_PART_LIMIT: Final = 60  # Characters of a key that a path shows.
 
 
 class OutputError(ValueError):
     """The output cannot be JSON, or is too large. The text names the path, the type and the next step."""
+
+
+def read_json(data: bytes, *, limit: int = OUTPUT_LIMIT) -> Json:
+    """Decode an output that a process gave as JSON, within the bounds of `to_json`.
+
+    Raises:
+        OutputError: it is nested too deep or too large.
+        msgspec.DecodeError: it is not JSON.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError as error:
+        raise OutputError(f"output: its JSON is nested deeper than {_DEPTH_LIMIT}") from error
+    return to_json(value, limit=limit)
 
 
 def to_json(output: object, *, limit: int = OUTPUT_LIMIT) -> Json:
@@ -89,8 +105,9 @@ def _convert_mapping(value: Mapping[Any, Any], path: str, depth: int) -> dict[st
             )
         name = str(plain)
         if name in result:
-            raise OutputError(f"`{path}`: two keys read {name!r} as text")
-        result[name] = _convert(item, f"{path}.{name}", depth + 1)
+            raise OutputError(f"`{path}`: two keys read {name[:_PART_LIMIT]!r} as text")
+        part = name if len(name) <= _PART_LIMIT else f"{name[:_PART_LIMIT]}…"
+        result[name] = _convert(item, f"{path}.{part}", depth + 1)
     return result
 
 

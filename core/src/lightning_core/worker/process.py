@@ -14,13 +14,12 @@ from typing import Final, Self
 
 import msgspec
 
+from lightning_core.instrument import variables
 from lightning_core.worker import supervisor
 from lightning_core.worker.outcome import TEXT_LIMIT
 
 GRACE: Final = 2.0
 """Seconds between SIGTERM and SIGKILL."""
-MARKER: Final = "LIGHTNING_CORE_PROCESS"
-"""The variable by which a process tree is found again should its supervisor be killed."""
 
 _log = logging.getLogger("lightning_core.worker")
 
@@ -154,7 +153,7 @@ class SupervisedProcess:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", supervisor.__file__),
                 *(str(status[1]), str(grace), str(folder), "--", *argv),
-                env={**env, MARKER: marker},
+                env={**env, variables.PROCESS: marker},
                 stdin=lifeline[0],
                 stdout=out[1],
                 stderr=err[1],

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from lightning_core.client import Client
 from lightning_core.errors import WireError
 
 _BATCH: Final = 500
+_BATCH_BYTES: Final = 4 * 2**20
 _LIMIT: Final = 20_000
 
 _log = logging.getLogger("lightning_core.worker")
@@ -17,6 +20,8 @@ _log = logging.getLogger("lightning_core.worker")
 
 class SpanPoster:
     """Posts spans, and keeps those that could not be posted while the server is away, up to 20,000.
+
+    What the server refuses, and what cannot be sent, is logged and dropped.
 
     Args:
         client: where to post.
@@ -31,6 +36,11 @@ class SpanPoster:
         self._id = attempt_id
         self._take = take
         self._waiting: list[dict[str, Any]] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many spans could not be posted yet."""
+        return len(self._waiting)
 
     async def flush(self) -> None:
         """Post what waits.
@@ -48,15 +58,34 @@ class SpanPoster:
             )
             del self._waiting[_LIMIT:]
         while self._waiting:
-            batch = self._waiting[:_BATCH]
+            batch, taken = self._next_batch()
             try:
                 await self._client.spans(self._id, batch)
             except WireError as error:
-                if error.status is None or error.status >= 500:
+                if not refused_for_good(error):
                     raise
-                _log.warning(
-                    "attempt `%s`: %d spans are lost: %s", self._id, len(self._waiting), error
-                )
-                self._waiting.clear()
+                if error.status not in (400, 413, 422):  # More of them would be refused too.
+                    taken = len(self._waiting)
+                _log.warning("attempt `%s`: %d spans are lost: %s", self._id, taken, error)
+            del self._waiting[:taken]
+
+    def _next_batch(self) -> tuple[list[dict[str, Any]], int]:
+        """Spans to be posted together, and how many of those that wait they are made of."""
+        batch: list[dict[str, Any]] = []
+        taken = size = 0
+        for span in self._waiting[:_BATCH]:
+            if size > _BATCH_BYTES:
+                break
+            taken += 1
+            try:
+                size += len(msgspec.json.encode(span))
+            except Exception as error:  # A sink of somebody's own may hold anything.
+                _log.warning("attempt `%s`: a span is lost: it is not JSON: %s", self._id, error)
             else:
-                del self._waiting[:_BATCH]
+                batch.append(span)
+        return batch, taken
+
+
+def refused_for_good(error: WireError) -> bool:
+    """Whether the server would refuse the same again."""
+    return error.status is not None and error.status < 500 and error.status not in (408, 425, 429)

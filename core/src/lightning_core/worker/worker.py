@@ -12,11 +12,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from lightning_core.adapter import Adapter
-from lightning_core.agents import Command, agent_name, find_adapter
+from lightning_core.agents import Command, agent_name, find_adapter, unwrapped
 from lightning_core.client import Client
 from lightning_core.errors import AgentError, WireError
 from lightning_core.wire import Lease
-from lightning_core.worker.adapters import child_adapters
+from lightning_core.worker.adapters import child_adapters, with_own
 from lightning_core.worker.attempt import REPORT_PATIENCE, STOP_SECONDS, AttemptRun
 from lightning_core.worker.command import CommandExecutor
 from lightning_core.worker.execution import Executor
@@ -42,7 +42,7 @@ class Worker:
 
     Args:
         client: open, in the loop that calls `run`; with a worker's token.
-        agent: a live object; a `Command`; or, with `isolate`, `module:attr` or `path.py:attr`.
+        agent: a live object, or one `Adapted`; a `Command`; or, with `isolate`, `module:attr` or `path.py:attr`.
         adapter: the adapter of a live object; found among `adapters` where it is not given.
         adapters: the adapters whose frameworks are instrumented.
         name: what the server calls it; `HOST-PID` by default.
@@ -233,7 +233,7 @@ def _executor(
     own_loop: bool,
     output_limit: int,
 ) -> Executor:
-    children = child_adapters(adapters or ((adapter,) if adapter else ()))
+    children = child_adapters(with_own(adapters, adapter) if adapter else adapters)
     if isinstance(agent, Command):
         return CommandExecutor(agent, adapters=children, output_limit=output_limit)
     if isolate:
@@ -246,5 +246,9 @@ def _executor(
     if adapter is None:
         adapter = find_adapter(agent, {a.name: a for a in adapters})
     return InProcess(
-        agent, adapter, adapters=tuple(adapters), own_loop=own_loop, output_limit=output_limit
+        unwrapped(agent),
+        adapter,
+        adapters=with_own(adapters, adapter),
+        own_loop=own_loop,
+        output_limit=output_limit,
     )
