@@ -184,7 +184,13 @@ async def test_a_callable_gets_what_its_signature_asks_for():
     async def of_input(text, mood="calm"):
         return (text, mood)
 
-    def of_task(task):
+    def of_task(task: Task):
+        return task
+
+    def of_quoted(wanted: "lc.Task"):  # noqa: F821 - a text, as under `from __future__ import annotations`
+        return wanted
+
+    def of_input_named_task(task):
         return task
 
     def of_both(task, context):
@@ -204,6 +210,8 @@ async def test_a_callable_gets_what_its_signature_asks_for():
     cases = [
         (of_input, ("question", "calm")),
         (of_task, TASK),
+        (of_quoted, TASK),
+        (of_input_named_task, "question"),
         (of_both, (TASK, CONTEXT)),
         (of_two, (TASK, CONTEXT)),
         (of_named, TASK),

@@ -105,6 +105,31 @@ async def test_a_server_that_restarts_in_the_middle_loses_nothing(server, worker
     assert (await server.report(await server.put(6))).output == 6
 
 
+@pytest.mark.parametrize("away", [True, False])
+async def test_an_agent_that_fails_while_the_server_is_away_failed_because_of_that(
+    server, worker, away
+):
+    go_on = asyncio.Event()
+
+    async def agent(number):
+        await go_on.wait()
+        raise ConnectionError("no gateway")
+
+    await worker(agent)
+    attempt = await server.put(5)
+    await server.until(lambda: attempt in server.beats)
+    if away:
+        await server.stop()
+    go_on.set()
+    if away:
+        await asyncio.sleep(0.5)
+        await server.start()
+    report = await server.report(attempt)
+    assert report.cause is (Cause.WORKER_ERROR if away else Cause.AGENT_ERROR)
+    assert "no gateway" in report.error
+    assert ("could not be reached" in report.error) is away
+
+
 async def test_spans_wait_for_a_server_that_is_away(server, worker):
     go_on = asyncio.Event()
 

@@ -127,7 +127,8 @@ async def test_isolated_agents_are_recorded_and_never_see_what_is_expected(
 import openai
 from lightning_core.instrument import span
 client = openai.AsyncOpenAI(api_key="user", base_url={scripted_server.base_url!r})
-async def agent(task):
+from lightning_core import Task
+async def agent(task: Task):
     with span("agent", "asker"):
         reply = await client.chat.completions.create(
             model="m", messages=[{{"role": "user", "content": "hi"}}])

@@ -72,10 +72,27 @@ class AttemptRun:
         try:
             outcome = await self._execute()
             if outcome is not None:
-                await self._report(outcome)
+                await self._report(await self._put_down(outcome))
         finally:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)
+
+    async def _put_down(self, outcome: Outcome) -> Outcome:
+        """The outcome with its cause: an agent that failed while the gateway was away failed because of that."""
+        if outcome.cause is not Cause.AGENT_ERROR:
+            return outcome
+        try:
+            async with asyncio.timeout(_BEAT_SECONDS):
+                await self._client.heartbeat(self._id, self._fence)
+        except TimeoutError:
+            pass
+        except WireError as error:
+            if error.status is not None and error.status < 500:
+                return outcome
+        else:
+            return outcome
+        text = f"the server could not be reached when the agent failed\n{outcome.error or ''}"
+        return msgspec.structs.replace(outcome, cause=Cause.WORKER_ERROR, error=bounded(text))
 
     async def _execute(self) -> Outcome | None:
         """The outcome, or None where the attempt is no longer ours."""

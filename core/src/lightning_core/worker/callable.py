@@ -22,7 +22,7 @@ class CallableAdapter(Adapter):
 
     What it is called with follows from its signature:
 
-    * one parameter: the task's input; named `task`: the `Task`;
+    * one parameter: the task's input; annotated as `lightning_core.Task`: the `Task`;
     * two parameters: the `Task` and the `RolloutContext`;
     * others must have defaults.
 
@@ -91,7 +91,11 @@ def _arguments(
     required = [p for p in parameters if p.default is inspect.Parameter.empty]
 
     by_name = {p.name: p for p in parameters}
-    if "task" in by_name:
+    # `task` alone is a common name for an input; an agent that knows nothing of us means that.
+    named = by_name.get("task")
+    if named is not None and (
+        "context" in by_name or named.kind is inspect.Parameter.KEYWORD_ONLY or _wants_task(named)
+    ):
         given: dict[str, object] = {"task": task}
         if "context" in by_name:
             given["context"] = context
@@ -106,11 +110,20 @@ def _arguments(
         if len(required) == 2:
             return (task, context), {}
         if len(required) == 1 or (not required and (positional or _takes_any(signature))):
-            return (task.input,), {}
+            wants_task = any(map(_wants_task, (required or positional)[:1]))
+            return (task if wants_task else task.input,), {}
     raise AgentError(
-        f"agent `{callable_name(agent)}{signature}`: expected `(input)`, `(task)` or `(task, context)`,"
+        f"agent `{callable_name(agent)}{signature}`: expected `(input)`, `(task: Task)` or `(task, context)`,"
         " other parameters with defaults; wrap it in a function of one parameter"
     )
+
+
+def _wants_task(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is annotated as our Task; under `from __future__ import annotations` that is a text."""
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        return annotation.strip("'\"") in ("Task", "lc.Task", "lightning_core.Task")
+    return annotation is Task
 
 
 def _takes_any(signature: inspect.Signature) -> bool:

@@ -26,14 +26,18 @@ def load_without_key(spec: str | None) -> object:
     """
     try:
         return load_agent(spec)
-    except AgentError:
+    except AgentError as error:
         if os.environ.get(_KEY):
             raise
-        os.environ[_KEY] = PLACEHOLDER_KEY
-        try:
-            agent = load_agent(spec)
-        finally:
-            del os.environ[_KEY]
+        first = error
+    os.environ[_KEY] = PLACEHOLDER_KEY
+    try:
+        agent = load_agent(spec)
+    except AgentError:
+        # The key was not what was missing; the same fault twice would only bury itself.
+        raise first from first.__cause__
+    finally:
+        del os.environ[_KEY]
     _log.warning(
         "agent %r: could be loaded only with a placeholder as `%s`, which is not set; it does where a run names a model,"
         " but elsewhere model calls will be refused",
