@@ -13,6 +13,7 @@ import lightning_core as lc
 from lightning_core.errors import UsageError
 from lightning_core.rollout import Cause
 from lightning_core.testing import Delay, Error, Text
+from lightning_core.worker.callable import CallableAdapter
 
 pytestmark = pytest.mark.slow
 
@@ -140,14 +141,50 @@ def test_an_agent_that_exits_takes_no_sibling_with_it_when_isolated(cli, folder,
     assert causes == {"good": "success", "exits": "agent_error"}
 
 
-def test_an_agent_that_ends_the_worker_is_one_clear_error(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "exits", "input": "exit"})
+def test_an_agent_that_ends_its_worker_is_lost_and_the_others_succeed(cli, folder, scripted_server):
+    good = {f"good{n}": {"id": f"good{n}", "input": f"q{n}"} for n in range(8)}
+    tasks = list(good.values())
+    write_tasks(folder, *tasks[:3], {"id": "exits", "input": "exit"}, *tasks[3:])
     done = cli(
         "run", "agents.py:moody", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url
     )
-    assert done.returncode == 1
+    assert done.returncode == 0, done.stderr
+    got = traces(cli)
+    causes = {task: str(trace.attempt.cause) for task, trace in got.items()}
+    assert causes == {**dict.fromkeys(good, "success"), "exits": "lost"}
+    assert got["exits"].attempt.number == 2
+    assert "ended with status 7" in got["exits"].attempt.error
+    assert "it ran this attempt" in got["exits"].attempt.error
     assert "worker 0: ended with status 7" in done.stderr
+    assert "`--isolate`" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_with_two_workers_too_an_exit_takes_no_other_rollout_with_it(cli, folder, scripted_server):
+    tasks = [{"id": f"good{n}", "input": f"q{n}"} for n in range(6)]
+    write_tasks(folder, *tasks[:3], {"id": "exits", "input": "exit"}, *tasks[3:])
+    done = cli("run", "agents.py:moody", "--tasks", "tasks.jsonl", "--workers", "2",
+               "--model", scripted_server.base_url)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
+    assert causes.pop("exits") == "lost"
+    assert causes == dict.fromkeys((task["id"] for task in tasks), "success")
+
+
+def test_sync_agents_that_hang_use_up_a_worker_and_the_next_one_goes_on(
+    cli, folder, scripted_server
+):
+    (folder / "agents.py").write_text(
+        (folder / "agents.py").read_text()
+        + "\ndef sync(question):\n    if question == 'hang':\n        time.sleep(3600)\n    return ask(question)\n"
+    )
+    write_tasks(folder, {"id": "hangs", "input": "hang"}, {"id": "good", "input": "hello"})
+    done = cli("run", "agents.py:sync", "--tasks", "tasks.jsonl", "--concurrency", "1", "--timeout", "2",
+               "--model", scripted_server.base_url)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
+    assert causes == {"hangs": "timeout", "good": "success"}
+    assert "`--isolate`" in done.stderr
 
 
 def test_a_failed_model_call_is_a_model_error_and_is_tried_again(cli, folder, scripted_server):
@@ -254,6 +291,24 @@ def test_a_failed_start_leaves_no_process_behind(cli, folder):
         (("--tasks", "tasks.jsonl", "--name", "../out"), "run name '../out'"),
         (("--tasks", "tasks.jsonl", "--field", "input=absent"), "absent"),
         (("--tasks", "tasks.jsonl", "--resume"), "which run?"),
+        (("--tasks", "tasks.jsonl", "--workers", "0"), "add `--server`"),
+        (("--tasks", "tasks.jsonl", "--timeout", "nan"), "timeout"),
+        (
+            ("--tasks", "tasks.jsonl", "--model", "m@http://me:hunter2@127.0.0.1/v1"),
+            "m@http://***@127",
+        ),
+        (
+            (
+                "--tasks",
+                "tasks.jsonl",
+                "--model",
+                "http://127.0.0.1:9/v1",
+                "--engine-option",
+                "x=1",
+            ),
+            "`x`",
+        ),
+        (("--tasks", "tasks.jsonl", "--server", "http://127.0.0.1:9"), "token is needed"),
     ],
 )
 def test_bad_arguments_are_one_clear_error_and_nothing_is_started(cli, folder, arguments, says):
@@ -262,7 +317,71 @@ def test_bad_arguments_are_one_clear_error_and_nothing_is_started(cli, folder, a
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("agent", "says"),
+    [
+        (("absent.py:agent",), "there is no file `absent.py`"),
+        (("absent_module:agent",), "there is no module `absent_module`"),
+        (("agents.py",), "expected `path.py:NAME`"),
+        (("--", "no-such-program"), "there is no program 'no-such-program'"),
+    ],
+)
+def test_an_agent_that_is_not_there_is_one_clear_error_and_nothing_is_started(
+    cli, folder, agent, says
+):
+    write_tasks(folder, {"id": "a", "input": "x"})
+    done = cli("run", "--tasks", "tasks.jsonl", *agent)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_keeps_no_secret_of_its_command_line_and_is_its_owners_alone(
+    cli, folder, scripted_server
+):
+    write_tasks(folder, {"id": "a", "input": "x"})
+    done = cli("run", "--tasks", "tasks.jsonl", "--name", "quiet", "--model", scripted_server.base_url, "--",
+               "bash", "-c", "echo hi", "agent", "--api-key", "hunter2", "--password=hunter2")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = (folder / "runs/quiet/run.json").read_text()
+    assert "hunter2" not in text
+    assert "--api-key" in text
+    assert (folder / "runs/quiet").stat().st_mode & 0o777 == 0o700
+    cli("trace", "--name", "watched", "--", "bash", "-c", "true", "x", "--token", "hunter2")
+    for path in folder.glob("runs/**/*"):
+        if path.is_file():
+            assert b"hunter2" not in path.read_bytes(), path
+
+
+def test_a_run_is_resumed_only_with_what_it_was_started_with(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "x", "expected": "x"})
+    started = ("--name", "mine", "--model", scripted_server.base_url, "--reward", "exact_match")
+    assert cli("run", "agents.py:plain", "--tasks", "tasks.jsonl", *started).returncode == 0
+    kept = json.loads((folder / "runs/mine/run.json").read_text())
+    assert (kept["workers"], kept["concurrency"], kept["isolate"], kept["limit"]) == (
+        1,
+        8,
+        False,
+        None,
+    )
+    assert len(kept["owner"]) == 32
+    for agent, options, says in (
+        ("agents.py:streaming", started, "has agent `agents.py:plain` and not `agents.py:streaming`"),
+        ("agents.py:plain", (*started[:4], "--reward", "contains"), "has reward `exact_match` and not `contains`"),
+        ("agents.py:plain", (*started[:2], *started[4:]), "and not none"),
+    ):  # fmt: skip
+        done = cli("run", agent, "--tasks", "tasks.jsonl", *options, "--resume")
+        assert done.returncode == 1
+        assert says in done.stderr
+    write_tasks(folder, {"id": "a", "input": "x", "expected": "y"})
+    done = cli("run", "agents.py:plain", "--tasks", "tasks.jsonl", *started, "--resume")
+    assert done.returncode == 1
+    assert "the tasks' ids or contents differ" in done.stderr
+    assert json.loads((folder / "runs/mine/run.json").read_text()) == kept
 
 
 def test_a_name_that_is_taken_is_refused(cli, folder, scripted_server):
@@ -327,9 +446,15 @@ def test_server_and_worker_on_their_own(cli, folder, environment, scripted_serve
         )  # fmt: skip
         try:
             done = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--reward", "exact_match", "--workers", "0",
-                       "--server", url, "--model", scripted_server.base_url, LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
+                       "--server", url, "--name", "far", LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
             assert done.returncode == 0, done.stderr
             assert "4 scored, mean reward 1.000" in done.stdout
+            config = json.loads((folder / "runs/far/run.json").read_text())
+            assert (config["mode"], config["model"]) == ("val", "scripted")
+            both = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--server", url,
+                       "--model", scripted_server.base_url, LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
+            assert both.returncode == 1
+            assert "`lightning-core serve --model …`" in both.stderr
         finally:
             worker.send_signal(signal.SIGINT)
             assert worker.wait(30) == 0
@@ -338,6 +463,48 @@ def test_server_and_worker_on_their_own(cli, folder, environment, scripted_serve
         server.stdout.close()
         assert server.wait(30) == 0
     assert processes_with("own-server-55") == []
+
+
+def test_ctrl_c_ends_serve_while_a_model_loads(folder, environment):
+    package = folder / "slow"
+    (package / "lightning_slow-1.0.dist-info").mkdir(parents=True)
+    (package / "lightning_slow-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lightning-slow\nVersion: 1.0\n"
+    )
+    (package / "lightning_slow-1.0.dist-info/entry_points.txt").write_text(
+        "[lightning_core]\nslow = lightning_slow\n"
+    )
+    (package / "lightning_slow.py").write_text(
+        "import asyncio\n"
+        "from lightning_core import Engine, EngineFactory, hookimpl\n"
+        "class Slow(Engine):\n"
+        "    name = 'slow'\n"
+        "    gives = frozenset()\n"
+        "    async def start(self):\n"
+        "        print('loading', flush=True)\n"
+        "        await asyncio.sleep(3600)\n"
+        "    async def stop(self):\n"
+        "        print('stopped', flush=True)\n"
+        "class Factory(EngineFactory):\n"
+        "    name = 'slow'\n"
+        "    def accepts(self, model):\n"
+        "        return model == 'slow'\n"
+        "    def create(self, model, *, folder, options):\n"
+        "        return Slow()\n"
+        "@hookimpl\n"
+        "def lightning_register_engines():\n"
+        "    return [Factory()]\n"
+    )
+    server = subprocess.Popen(
+        ["lightning-core", "serve", "--port", "0", "--model", "slow"],
+        cwd=folder, env=environment | {"PYTHONPATH": str(package)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert server.stdout.readline() == "loading\n"
+    server.send_signal(signal.SIGINT)
+    out, said = server.communicate(timeout=30)
+    assert (out, server.returncode) == ("stopped\n", 0)
+    assert "Traceback" not in said
 
 
 def test_a_plugin_that_fails_to_import_is_named_and_the_run_goes_on(cli, folder, scripted_server):
@@ -395,6 +562,38 @@ async def test_from_python_a_live_agent_runs_in_this_process(
     assert all(trace.calls[0].overrides["temperature"] == 0.0 for trace in result.traces)
     assert {reward.name for reward in result.traces[0].rewards} == {"reward", "length"}
     assert "OPENAI_API_KEY" not in os.environ
+
+
+async def test_tasks_may_be_any_iterable_and_a_live_object_may_bring_its_adapter(tmp_path):
+    class Shouting(CallableAdapter):
+        async def run(self, agent, task, context):
+            return (await super().run(agent, task, context)).upper()
+
+    result = await lc.run(
+        lambda question: question,
+        ({"input": word} for word in ("one", "two")),
+        adapter=Shouting(),
+        runs=tmp_path,
+    )
+    assert [trace.output for trace in result.traces] == ["ONE", "TWO"]
+    with pytest.raises(UsageError, match="live object"):
+        await lc.run("agents.py:plain", [{"input": "x"}], adapter=Shouting(), runs=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (number, value)
+        for number in ("concurrency", "repeats", "max_attempts", "workers", "timeout")
+        for value in (-1, 1.5, float("nan"), float("inf"), True)
+        if (number, value) != ("timeout", 1.5)
+    ],
+)
+async def test_numbers_that_cannot_be_are_refused_before_anything_is_made(tmp_path, number, value):
+    runs = tmp_path / "runs"
+    with pytest.raises(UsageError, match=number):
+        await lc.run(lambda question: question, [{"input": "x"}], runs=runs, **{number: value})
+    assert not runs.exists()
 
 
 async def test_run_sync_refuses_a_running_loop():

@@ -1,11 +1,15 @@
 """New weights between rollouts, through the whole path: run, server, gateway, engine."""
 
+import asyncio
+import os
+import signal
 import time
 
+import msgspec
 import pytest
 
 from lightning_core.engines import create_engine
-from lightning_core.errors import CapabilityError
+from lightning_core.errors import CapabilityError, EngineError
 from lightning_core.folder import RunFolder
 from lightning_core.launch import LaunchPlan, launched
 from lightning_core.plugins import installed
@@ -14,6 +18,7 @@ from lightning_core.runs import RolloutRequest, RunConfig
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.task import Task
 from lightning_core.worker.callable import CallableAdapter
+from lightning_local import engine as engine_module
 
 pytestmark = pytest.mark.slow
 
@@ -94,9 +99,43 @@ async def test_every_call_is_stamped_with_the_version_that_answered_it(
 
 
 async def test_publishing_without_an_engine_is_refused(tmp_path, folders):
-    import msgspec
-
     one = msgspec.structs.replace(plan(tmp_path, folders["llama"]), engine=None)
     async with launched(one) as run:
         with pytest.raises(CapabilityError, match="no engine"):
             await run.publish(folders["other"], version=1)
+
+
+async def test_an_engine_that_is_killed_ends_the_run_with_its_reason(tmp_path, folders):
+    holding = asyncio.Event()
+
+    async def hang(question):
+        holding.set()
+        await asyncio.sleep(3600)
+
+    one = msgspec.structs.replace(plan(tmp_path, folders["llama"]), agent=hang)
+    async with launched(one) as run:
+        rollouts = asyncio.create_task(
+            run.rollouts([RolloutRequest(task=TASKS[0], mode=Mode.TRAIN)])
+        )
+        await holding.wait()
+        os.kill(run._engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="engine `local` ended while it served"):
+            await rollouts
+
+
+async def test_an_engine_that_hangs_is_one_error_and_not_for_ever(tmp_path, folders, monkeypatch):
+    monkeypatch.setattr(engine_module, "STATS_SECONDS", 0.5)
+    monkeypatch.setattr(engine_module, "WEIGHTS_SECONDS", 0.5)
+    engine = create_engine(str(folders["llama"]), "local", installed()).create(
+        folder=tmp_path, options={"threads": "1"}
+    )
+    await engine.start()
+    try:
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match=r"did not answer GET /stats within 0\.5 s"):
+            await engine.stats()
+        with pytest.raises(EngineError, match=r"did not answer POST /admin/weights within 0\.5 s"):
+            await engine.load_weights(folders["other"])
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+        await engine.stop()

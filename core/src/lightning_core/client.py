@@ -5,19 +5,31 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
-from lightning_core.errors import FencedError, WireError
+from lightning_core.errors import FencedError, FormatError, WireError
 from lightning_core.records import Json
+from lightning_core.redaction import without_userinfo
 from lightning_core.reward import Reward
 from lightning_core.rollout import Rollout, RolloutStatus
 from lightning_core.task import Task
 from lightning_core.trace import Span, Trace
 from lightning_core.wire import Event, Finish, Heartbeat, Lease, ServedPolicy, Status
+
+_T = TypeVar("_T")
+
+
+class Drain(NamedTuple):
+    """What a pause came to."""
+
+    drained: bool
+    """Whether every train and val call had ended in time."""
+    in_flight: int
+    """How many are under way still."""
 
 
 class Client:
@@ -34,6 +46,8 @@ class Client:
         timeout: seconds that one request may take beyond what it asks the server to wait.
         """
         self.url = url.rstrip("/")
+        self.shown = without_userinfo(self.url)
+        """The address as messages show it."""
         self._token = token
         self._timeout = timeout
         self._http: aiohttp.ClientSession | None = None
@@ -66,17 +80,17 @@ class Client:
         """
         body = {"worker": worker, "capacity": capacity, "wait": wait, "upstream": upstream}
         answer = await self._post("/leases", body, wait=wait)
-        return msgspec.convert(answer["leases"], list[Lease])
+        return _as(list[Lease], answer, "leases")
 
     async def heartbeat(self, attempt_id: str, fence: int) -> Heartbeat:
         """Keep the lease."""
         answer = await self._post(f"/attempts/{_part(attempt_id)}/heartbeat", {"fence": fence})
-        return msgspec.convert(answer, Heartbeat)
+        return _as(Heartbeat, answer)
 
     async def finish(self, attempt_id: str, finish: Finish) -> RolloutStatus:
         """Report the end of an attempt; the rollout's new status. Safe to repeat."""
         answer = await self._post(f"/attempts/{_part(attempt_id)}/finish", finish)
-        return RolloutStatus(answer["status"])
+        return _as(RolloutStatus, answer, "status")
 
     async def spans(self, attempt_id: str, spans: Sequence[Mapping[str, Any] | Span]) -> None:
         """Add spans to an attempt that has not ended."""
@@ -94,7 +108,7 @@ class Client:
         created = 0
         for start in range(0, len(rollouts), 500):
             answer = await self._post("/rollouts", {"rollouts": rollouts[start : start + 500]})
-            created += answer["created"]
+            created += _as(int, answer, "created")
         return created
 
     async def rollouts(
@@ -109,47 +123,66 @@ class Client:
         """Rollouts in the order in which they were enqueued, after the one whose id is `after`."""
         query = {"run": run, "group": group, "status": status, "after": after, "limit": str(limit)}
         answer = await self._get("/rollouts", {k: v for k, v in query.items() if v is not None})
-        return msgspec.convert(answer["rollouts"], list[Rollout])
+        return _as(list[Rollout], answer, "rollouts")
 
     async def trace(self, rollout_id: str, attempt: int | None = None) -> Trace:
-        """Everything of one attempt, by default the last."""
+        """Everything of one attempt, by default the last; `FormatError` where it cannot be read."""
         query = {} if attempt is None else {"attempt": str(attempt)}
-        return Trace.from_value(await self._get(f"/rollouts/{_part(rollout_id)}/trace", query))
+        value = await self._get(f"/rollouts/{_part(rollout_id)}/trace", query)
+        try:
+            return Trace.from_value(value)
+        except RecursionError as error:
+            raise FormatError(f"trace of `{rollout_id}`: nested too deeply to be read") from error
 
     async def group(self, group: str) -> list[Trace]:
         """The last attempt of each rollout of a group."""
         answer = await self._get(f"/groups/{_part(group)}/traces", {})
-        return [Trace.from_value(value) for value in answer["traces"]]
+        return [Trace.from_value(value) for value in _as(list[Any], answer, "traces")]
 
     async def cancel(self, rollout_id: str, reason: str) -> RolloutStatus:
         """Cancel a rollout that has not ended."""
         answer = await self._post(f"/rollouts/{_part(rollout_id)}/cancel", {"reason": reason})
-        return RolloutStatus(answer["status"])
+        return _as(RolloutStatus, answer, "status")
 
     async def reward(self, rollout_id: str, rewards: Sequence[Reward]) -> None:
         """Give rewards to a rollout that has ended."""
         await self._post(f"/rollouts/{_part(rollout_id)}/rewards", {"rewards": rewards})
 
-    async def events(self, after: int, *, wait: float = 20.0) -> list[Event]:
-        """Events with a number above `after`, waiting up to `wait` seconds for one."""
-        answer = await self._get("/events", {"after": str(after), "wait": str(wait)}, wait=wait)
-        return msgspec.convert(answer["events"], list[Event])
+    async def events(
+        self, after: int, *, wait: float = 20.0, run: str | None = None
+    ) -> list[Event]:
+        """Events with a number above `after`, of one run where named, waiting up to `wait` seconds for one."""
+        query = {"after": str(after), "wait": str(wait)} | ({} if run is None else {"run": run})
+        return _as(list[Event], await self._get("/events", query, wait=wait), "events")
+
+    async def claim_run(self, name: str, owner: str) -> None:
+        """Keep a run's name for the run whose `owner` this is; `WireError` with status 409 where another has it."""
+        await self._request("PUT", f"/runs/{_part(name)}", {"owner": owner})
+
+    async def worker_token(self) -> str:
+        """A token for workers, which never need an admin's."""
+        return _as(str, await self._post("/tokens", {"scope": "worker"}), "token")
+
+    async def worker_lost(self, name: str, reason: str) -> int:
+        """End as `lost` what a worker held that is known to have ended; how many attempts."""
+        answer = await self._post(f"/workers/{_part(name)}/lost", {"reason": reason})
+        return _as(int, answer, "ended")
 
     async def open_session(
         self, rollout: Rollout, task: Task, *, upstream: str | None, timeout: float
     ) -> Lease:
         """Enqueue a rollout and lease it to the caller at once."""
         body = {"rollout": rollout, "task": task, "upstream": upstream, "timeout": timeout}
-        return msgspec.convert(await self._post("/sessions", body), Lease)
+        return _as(Lease, await self._post("/sessions", body))
 
     async def set_policy(self, policy: ServedPolicy) -> None:
         """Serve a policy to train and val calls from now on."""
         await self._request("PUT", "/policy", policy)
 
-    async def pause(self, timeout: float) -> bool:
-        """Hold new train and val calls; whether those under way ended within `timeout` seconds."""
+    async def pause(self, timeout: float) -> Drain:
+        """Hold new train and val calls, and wait up to `timeout` seconds for those under way to end."""
         answer = await self._post("/policy/pause", {"timeout": timeout}, wait=timeout)
-        return bool(answer["drained"])
+        return Drain(_as(bool, answer, "drained"), _as(int, answer, "in_flight"))
 
     async def resume(self) -> None:
         """Let held calls go."""
@@ -157,7 +190,7 @@ class Client:
 
     async def status(self) -> Status:
         """How the server is doing."""
-        return msgspec.convert(await self._get("/status", {}), Status)
+        return _as(Status, await self._get("/status", {}))
 
     # The wire ------------------------------------------------------------------------------------------------
 
@@ -192,17 +225,24 @@ class Client:
                 data = await response.read()
         except TimeoutError as error:
             raise WireError(
-                f"server {self.url}: no answer to {method} {path} within {self._timeout + wait:.0f} s"
+                f"server {self.shown}: no answer to {method} {path} within {self._timeout + wait:.0f} s"
             ) from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # A ValueError is an address that is none.
             raise WireError(
-                f"server {self.url}: cannot be reached: {error}; is `lightning-core serve` running there?"
+                f"server {self.shown}: cannot be reached: {without_userinfo(str(error))};"
+                " is `lightning-core serve` running there?"
             ) from error
         value = _decoded(data)
         if response.status < 400 and isinstance(value, dict):
             return value
         detail = value.get("error") if isinstance(value, dict) else None
         message = detail.get("message") if isinstance(detail, dict) else None
+        if response.status < 400:
+            raise FormatError(
+                f"server {self.shown}: {method} {path} was answered with what is no JSON object that can be read:"
+                f" {data[:200]!r}"
+            )
         text = message or f"{method} {path} answered {response.status}: {data[:200]!r}"
         kind = detail.get("type") if isinstance(detail, dict) else None
         raise (FencedError if kind == "fenced" else WireError)(text, response.status)
@@ -215,5 +255,17 @@ def _part(text: str) -> str:
 def _decoded(data: bytes) -> Json:
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def _as(kind: type[_T], answer: dict[str, Any], key: str | None = None) -> _T:
+    """The answer, or what it has under `key`."""
+    try:
+        return msgspec.convert(answer if key is None else answer[key], kind)
+    except (msgspec.ValidationError, KeyError, RecursionError) as error:
+        where = "" if key is None else f"`{key}`: "
+        raise WireError(
+            f"server: answered what this release does not understand: {where}{error};"
+            " run the same release of `lightning-core` on both sides"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from lightning_core.capability import Capability
+from lightning_core.errors import EngineError
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,11 @@ class Engine(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Stop serving and end every process that `start` began. May be called more than once."""
+
+    async def died(self) -> EngineError:
+        """Wait until it ends by itself after `start`; why it did. One that cannot know waits for ever."""
+        never: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def load_weights(self, folder: Path) -> None:
         """Serve the weights in `folder` (Hugging Face layout) from the next request on.

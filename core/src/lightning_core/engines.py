@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 from lightning_core.engine import Engine, EngineFactory
 from lightning_core.errors import UsageError
 from lightning_core.plugins import Plugins
+from lightning_core.redaction import without_userinfo
 
 
 class ChosenEngine(msgspec.Struct, frozen=True):
@@ -26,6 +28,10 @@ class ChosenEngine(msgspec.Struct, frozen=True):
     def create(self, *, folder: Path, options: Mapping[str, str]) -> Engine:
         """The engine, not yet started; raises as `EngineFactory.create` does."""
         return self.factory.create(self.model, folder=folder, options=options)
+
+    def check(self, options: Mapping[str, str]) -> None:
+        """Raise what `create` would; makes an engine that is never started, so that nothing is left."""
+        self.create(folder=Path(tempfile.gettempdir()), options=options)
 
 
 def create_engine(model: str | None, engine: str | None, plugins: Plugins) -> ChosenEngine | None:
@@ -55,9 +61,9 @@ def create_engine(model: str | None, engine: str | None, plugins: Plugins) -> Ch
     if accepting:
         names = " and ".join(f"`{factory.name}`" for factory in accepting)
         raise UsageError(
-            f"model {model!r}: engines {names} both accept it; choose one with `--engine`"
+            f"model {without_userinfo(model)!r}: engines {names} both accept it; choose one with `--engine`"
         )
     raise UsageError(
-        f"model {model!r}: no engine accepts it; expected `http://HOST/v1`, `NAME@http://HOST/v1`, or with"
+        f"model {without_userinfo(model)!r}: no engine accepts it; expected `http://HOST/v1`, `NAME@http://HOST/v1`, or with"
         " `lightning-local` installed `smollm2`, a model folder or `ORGANISATION/NAME`"
     )

@@ -1,4 +1,4 @@
-"""RunFolder: the layout of `runs/NAME`.
+"""RunFolder: the layout of `runs/NAME`, which only its owner can enter.
 
 run.json         what the run was asked to do (`RunConfig`)
 store.sqlite     tasks, rollouts, attempts, calls, spans, rewards
@@ -54,8 +54,15 @@ class RunFolder:
                 f"run name {name!r}: expected letters, digits, `.`, `_` and `-`, at most 100, the first a letter or digit"
             )
         try:
-            (runs / name).mkdir(parents=True)
-        except FileExistsError:
+            runs.mkdir(parents=True, exist_ok=True)
+            # For its owner alone: `expected` lies in the store, and with the key any token can be made.
+            (runs / name).mkdir(mode=0o700)
+        except FileExistsError as error:
+            if not (runs / name).exists():
+                raise StoreError(
+                    f"run folder `{runs / name}`: cannot be made: `{runs}` is no folder;"
+                    " choose another place with `LIGHTNING_CORE_RUNS`"
+                ) from error
             raise UsageError(
                 f"run `{name}` exists in `{runs}`; resume it with `--resume`, or choose another name"
             ) from None

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -17,21 +20,27 @@ import msgspec
 from lightning_core.adapter import Adapter
 from lightning_core.children import Child
 from lightning_core.client import Client
+from lightning_core.engine import Endpoint, Engine
 from lightning_core.engines import ChosenEngine
-from lightning_core.errors import LightningError, UsageError
+from lightning_core.errors import LightningError, UsageError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.instrument.context import PLACEHOLDER_KEY
 from lightning_core.live import LiveProgress
+from lightning_core.patience import PATIENCE
 from lightning_core.plugins import Plugins
 from lightning_core.progress import ProgressListener
-from lightning_core.rollout import Budget
-from lightning_core.runner import ServedRun
+from lightning_core.redaction import without_userinfo
+from lightning_core.rollout import Budget, Mode
+from lightning_core.runner import DRAIN_SECONDS, ServedRun
 from lightning_core.runs import RunConfig
 from lightning_core.server.process import ServerProcess
 from lightning_core.task import Task
 from lightning_core.tokens import Scope
 from lightning_core.worker.worker import Worker
+from lightning_core.workforce import Workforce
+
+log = logging.getLogger("lightning_core.run")
 
 _WORKER_GRACE: Final = 10.0
 
@@ -75,6 +84,91 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """That server's admin token."""
     listener: ProgressListener | None = None
     """Called as rollouts end; by default a progress bar on a terminal."""
+    patience: float = PATIENCE
+    """Seconds for which a server that cannot be reached is waited for."""
+    drain: float = DRAIN_SECONDS
+    """Seconds that model calls under way have before new weights are loaded."""
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """A server that answers, and the engine behind it."""
+
+    url: str
+    """Its address."""
+    client: Client
+    """Open, with an admin's token."""
+    engine: Engine | None
+    """What serves the model; None where none is named, or the server elsewhere has it."""
+    endpoints: tuple[Endpoint, ...]
+    """Where the engine serves."""
+    deaths: tuple[Callable[[], Awaitable[LightningError]], ...]
+    """What each waits for is the end of a part without which nothing can go on."""
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: RunFolder,
+    engine: ChosenEngine | None = None,
+    engine_options: Mapping[str, str] | None = None,
+    *,
+    server: str | None = None,
+    token: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[Serving]:
+    """A server, ours or one elsewhere, and an engine, both ended on leaving where they are ours.
+
+    Args:
+        folder: the run's folder.
+        engine: what is to serve a model.
+        engine_options: the engine's own options.
+        server: the address of a server that runs elsewhere.
+        token: its admin token.
+        say: told what is being done.
+
+    Raises:
+        UsageError: a token is missing for a server elsewhere.
+        WireError: the server did not start.
+        EngineError: the model could not be served.
+    """
+    async with AsyncExitStack() as stack:
+        deaths: list[Callable[[], Awaitable[LightningError]]] = []
+        if server is None:
+            process = await stack.enter_async_context(ServerProcess(folder.path))
+            deaths.append(process.died)
+            url, admin = process.url, process.token(Scope.ADMIN)
+        else:
+            url, admin = server, admin_token(server, token)
+        client = await stack.enter_async_context(Client(url, admin))
+        started, endpoints = None, tuple[Endpoint, ...]()
+        if engine is not None:
+            say(f"starting {engine.model}")
+            started, endpoints = await stack.enter_async_context(
+                engine_started(engine, engine_options or {}, folder.logs)
+            )
+            deaths.append(started.died)
+        yield Serving(url, client, started, endpoints, tuple(deaths))
+
+
+@contextlib.asynccontextmanager
+async def engine_started(
+    chosen: ChosenEngine, options: Mapping[str, str], logs: Path
+) -> AsyncIterator[tuple[Engine, tuple[Endpoint, ...]]]:
+    """An engine that serves, and where; stopped on leaving, also where it is left while it starts."""
+    engine = chosen.create(folder=logs, options=options)
+    try:
+        yield engine, await engine.start()
+    finally:
+        await engine.stop()
+
+
+def admin_token(server: str, token: str | None) -> str:
+    """The token for a server that runs elsewhere; raises `UsageError` where there is none."""
+    if token is None:
+        raise UsageError(
+            f"server {without_userinfo(server)}: an admin token is needed; set `LIGHTNING_CORE_TOKEN` to what `serve`"
+            " printed for runs"
+        )
+    return token
 
 
 @contextlib.asynccontextmanager
@@ -82,57 +176,70 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
     """A run with all that it needs; what was started is ended on leaving, whatever happened.
 
     Raises:
-        UsageError: a token is missing for a server elsewhere.
+        UsageError: a token is missing for a server elsewhere, or another run has the name there.
         WireError: the server or a worker did not start.
         EngineError: the model could not be served.
     """
     async with AsyncExitStack() as stack:
         progress = stack.enter_context(LiveProgress())
-        deaths: list[Callable[[], Awaitable[LightningError]]] = []
-        if plan.server is None:
-            process = await stack.enter_async_context(ServerProcess(plan.folder.path))
-            deaths.append(process.died)
-            url, admin, worker = (
-                process.url,
-                process.token(Scope.ADMIN),
-                process.token(Scope.WORKER),
+        base = await stack.enter_async_context(
+            serving(
+                plan.folder,
+                plan.engine,
+                plan.engine_options,
+                server=plan.server,
+                token=plan.token,
+                say=progress.say,
             )
-        elif plan.token is None:
-            raise UsageError(
-                f"server {plan.server}: a token is needed; set `LIGHTNING_CORE_TOKEN` to what `serve` printed"
-            )
-        else:
-            url, admin, worker = plan.server, plan.token, plan.token
-        client = await stack.enter_async_context(Client(url, admin))
+        )
         run = ServedRun(
             plan.config,
             plan.folder,
-            client,
+            base.client,
             plan.plugins,
             plan.tasks,
             reward=plan.reward,
             budget=plan.budget,
             listener=plan.listener or progress,
+            patience=plan.patience,
+            drain=plan.drain,
         )
-        if plan.engine is not None:
-            engine = plan.engine.create(folder=plan.folder.logs, options=plan.engine_options)
-            stack.push_async_callback(engine.stop)
-            progress.say(f"starting {plan.config.model}")
-            await run.serve(engine, await engine.start(), version=0)
+        if plan.server is not None:
+            await _claim(plan.config, base.client)
+        if base.engine is not None:
+            await run.serve(base.engine, base.endpoints, version=0)
+        for died in base.deaths:
+            run.watch(died())
         await stack.enter_async_context(run.following())
         if plan.agent is not None:
-            if plan.engine is not None:
+            if plan.config.mode is not Mode.OBSERVE:
                 stack.enter_context(_some_key())
-            deaths.append(await stack.enter_async_context(_worker_here(plan, url, worker)))
+            token = await base.client.worker_token()
+            run.watch((await stack.enter_async_context(_worker_here(plan, base.url, token)))())
+        elif plan.workers:
+            token = await base.client.worker_token()
+            names = tuple(_worker_name(plan, number) for number in range(plan.workers))
+            make = partial(_worker_child, plan, base.url, token)
+            force = await stack.enter_async_context(Workforce(run, make, names, plan.concurrency))
+            run.watch(force.died())
         else:
-            for number in range(plan.workers):
-                child = _worker_child(plan, number, url, worker)
-                await child.start()
-                stack.push_async_callback(child.stop)
-                deaths.append(child.died)
-        for died in deaths:
-            run.watch(died())
+            run.expect_workers()
         yield run
+
+
+async def _claim(config: RunConfig, client: Client) -> None:
+    try:
+        await client.claim_run(config.name, config.owner)
+    except WireError as error:
+        if error.status != 409:
+            raise
+        raise UsageError(
+            f"run `{config.name}`: another run has this name on the server {client.shown}; choose another with `--name`"
+        ) from error
+
+
+def _worker_name(plan: LaunchPlan, number: int) -> str:
+    return f"{plan.config.name}-worker-{number}"
 
 
 @contextlib.contextmanager
@@ -159,6 +266,7 @@ async def _worker_here(
             client,
             plan.agent,
             plan.adapter,
+            name=_worker_name(plan, 0),
             adapters=tuple(plan.plugins.adapters().values()),
             concurrency=plan.concurrency,
         )
@@ -171,7 +279,8 @@ async def _worker_here(
                 return LightningError("worker: ended before the rollouts did")
             if isinstance(error, LightningError):
                 return error
-            raise error
+            log.debug("the worker failed", exc_info=error)
+            return LightningError(f"worker: failed: {type(error).__name__}: {error}")
 
         try:
             yield died
@@ -182,9 +291,10 @@ async def _worker_here(
             await asyncio.gather(working, return_exceptions=True)
 
 
-def _worker_child(plan: LaunchPlan, number: int, url: str, token: str) -> Child:
+def _worker_child(plan: LaunchPlan, url: str, token: str, number: int, concurrency: int) -> Child:
     """A worker in a process of its own, for an agent that is named."""
-    arguments = ["--server", url, "--concurrency", str(plan.concurrency)]
+    arguments = ["--server", url, "--name", _worker_name(plan, number)]
+    arguments += ["--concurrency", str(concurrency)]
     if plan.isolate:
         arguments.append("--isolate")
     if plan.spec is not None:
@@ -196,5 +306,5 @@ def _worker_child(plan: LaunchPlan, number: int, url: str, token: str) -> Child:
         "lightning_core.worker",
         arguments,
         log=plan.folder.logs / f"worker-{number}.log",
-        environment={"LIGHTNING_CORE_TOKEN": token},
+        secret=token,
     )

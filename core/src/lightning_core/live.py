@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -54,7 +55,8 @@ class LiveProgress:
 
     def __call__(self, counts: Counts) -> None:
         """Take new counts."""
-        parts = [f"{counts.running} running"]
+        parts = [] if counts.note is None else [f"[yellow]{escape(counts.note)}[/yellow]"]
+        parts.append(f"{counts.running} running")
         if counts.mean_reward is not None:
             parts.append(f"reward [bold]{counts.mean_reward:.3f}[/bold]")
         parts.append(f"{counts.calls} calls")

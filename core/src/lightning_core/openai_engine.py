@@ -14,6 +14,7 @@ import msgspec
 from lightning_core.capability import Capability
 from lightning_core.engine import Endpoint, Engine, EngineFactory
 from lightning_core.errors import EngineError, UsageError
+from lightning_core.redaction import without_userinfo
 
 _ADDRESS: Final = re.compile(r"(?:(?P<model>[^@\s]+)@)?(?P<url>https?://\S+)")
 _TOKEN_SERVERS: Final = ("vllm", "lightning-local")
@@ -93,7 +94,8 @@ class OpenAIEngine(Engine):
                 http.get(url, headers=headers) as response,
             ):
                 data = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # A ValueError is an address that is none.
             raise EngineError(
                 f"engine `openai`: {url} cannot be reached: {type(error).__name__}: {error}"
             ) from error
@@ -112,7 +114,7 @@ class OpenAIEngine(Engine):
             )
         try:
             return msgspec.convert(msgspec.json.decode(data)["data"], list[dict[str, Any]])
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
             raise EngineError(
                 f"engine `openai`: {url} did not answer with a model list: {data[:200]!r}"
             ) from error
@@ -132,7 +134,14 @@ class OpenAIEngineFactory(EngineFactory):
         match = _ADDRESS.fullmatch(model)
         if match is None:
             raise UsageError(
-                f"engine `openai`: model {model!r}: expected `http://HOST:PORT/v1` or `MODEL@http://HOST:PORT/v1`"
+                f"engine `openai`: model {without_userinfo(model)!r}: expected `http://HOST:PORT/v1` or"
+                " `MODEL@http://HOST:PORT/v1`"
+            )
+        if without_userinfo(match["url"]) != match["url"]:
+            raise UsageError(
+                f"engine `openai`: model {without_userinfo(model)!r}: the address holds a user or password, which"
+                " would be written into records; give a key with OPENAI_API_KEY, or name a variable with"
+                " `--engine-option api_key_env=VARIABLE`"
             )
         unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:

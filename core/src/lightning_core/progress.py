@@ -23,6 +23,8 @@ class Progress:
         self.tokens = 0
         self.causes: dict[Cause, int] = {}
         self.reward_errors = 0
+        self.note: str | None = None
+        """What the run waits for, such as its server; None where all is well."""
 
     @property
     def mean_reward(self) -> float | None:

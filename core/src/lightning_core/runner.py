@@ -6,34 +6,85 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
+from lightning_core.capability import Capability, require
 from lightning_core.client import Client
 from lightning_core.engine import Endpoint, Engine
-from lightning_core.errors import CapabilityError, LightningError, WireError
+from lightning_core.errors import CapabilityError, EngineError, LightningError, WireError
 from lightning_core.folder import RunFolder
-from lightning_core.grading import RewardFunction, grade
+from lightning_core.grading import RewardFunction
+from lightning_core.patience import PATIENCE, Patience
 from lightning_core.plugins import Plugins
 from lightning_core.progress import Progress, ProgressListener
 from lightning_core.records import Json
-from lightning_core.rollout import Budget, Rollout
+from lightning_core.rollout import Budget, Cause, Rollout, RolloutStatus
 from lightning_core.runs import RolloutRequest, Run, RunConfig
+from lightning_core.scoring import Scoring
 from lightning_core.task import Task
 from lightning_core.trace import Trace
-from lightning_core.wire import ServedPolicy
+from lightning_core.wire import Event, ServedPolicy
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lightning_core.run")
 
 _GRADERS: Final = 8
-_DRAIN_SECONDS: Final = 120.0
+DRAIN_SECONDS: Final = 120.0
+"""Seconds that model calls under way have to end before new weights are loaded."""
 _PAGE: Final = 1000
+_WORKER_SECONDS: Final = 30.0
+"""Seconds without any worker after which the user is told."""
+_LOOK_SECONDS: Final = 5.0
+_SILENT_SECONDS: Final = 90.0
+"""Seconds unheard after which a worker that elsewhere asks every 30 s does not count as there."""
+
+
+class Seen:
+    """What events have told. The same one may come twice, since a server that restarts tells them anew."""
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        """Attempts under way."""
+        self.lost: set[str] = set()
+        """Attempts that ended as `lost`."""
+        self.suspects: set[str] = set()
+        """Rollouts whose last attempt was lost, and which may have been the reason."""
+
+    def add(self, event: Event) -> None:
+        """Take an event."""
+        attempt = event.attempt_id or ""
+        if event.kind == "attempt_started":
+            self.running.add(attempt)
+        elif event.kind == "attempt_ended":
+            self.running.discard(attempt)
+            if event.cause is Cause.LOST:
+                self.lost.add(attempt)
+                self.suspects.add(event.rollout_id)
+            elif event.cause is not Cause.CANCELLED:
+                self.suspects.discard(event.rollout_id)
+        elif event.kind == "rollout_ended":
+            self.suspects.discard(event.rollout_id)
 
 
 class ServedRun(Run):
-    """One run on one server. Open with `ServedRun.on`."""
+    """One run on one server.
+
+    A server that cannot be reached is waited for, and a fault while one rollout is read, graded or reported is that
+    rollout's own: neither ends the run.
+
+    Args:
+        config: what was asked.
+        folder: the run's folder.
+        client: open, with an admin's token.
+        plugins: who is told of rollouts that have ended.
+        tasks: the run's tasks.
+        reward: what scores the rollouts.
+        budget: what each attempt may use of the model.
+        listener: called as counts change.
+        patience: seconds for which the server is waited for.
+        drain: seconds that calls under way have before new weights are loaded.
+    """
 
     def __init__(
         self,
@@ -46,33 +97,38 @@ class ServedRun(Run):
         reward: RewardFunction | None,
         budget: Budget,
         listener: ProgressListener | None,
+        patience: float = PATIENCE,
+        drain: float = DRAIN_SECONDS,
     ) -> None:
         self.config = config
         self.folder = folder.path
         self.progress = Progress(0)
         self._files = folder
         self._client = client
-        self._plugins = plugins
         self._tasks = tuple(tasks)
-        self._reward = reward
         self._budget = budget
         self._listener = listener
+        self._drain = drain
         self._known = {task.id: task for task in tasks}
         self._counts: dict[str, int] = {}
-        self._waiting: dict[str, asyncio.Future[Trace]] = {}
+        self._open: dict[str, tuple[Rollout, asyncio.Future[Trace]]] = {}
+        self._taken: set[str] = set()
+        self._seen = Seen()
         self._grading: set[asyncio.Task[None]] = set()
         self._graders = asyncio.Semaphore(_GRADERS)
         self._watching: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None
+        self._failure: LightningError | None = None
+        self._patience = Patience(patience, self._note)
+        self._scoring = Scoring(client, self._patience, plugins, folder.path, reward)
         self._engine: Engine | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Follow the server's events while the context is open."""
-        await self._client.put_tasks(self.config.name, self._tasks)
-        self._watching.append(asyncio.create_task(self._unless_it_fails(self._follow())))
+        """Follow the server's events while the context is open; what is watched is let go of on leaving."""
         try:
+            await self._put_tasks(self._tasks)
+            self._watching.append(asyncio.create_task(self._unless_it_fails(self._follow())))
             yield
         finally:
             tasks = (*self._watching, *self._grading)
@@ -88,6 +144,10 @@ class ServedRun(Run):
 
         self._watching.append(asyncio.create_task(self._unless_it_fails(fail())))
 
+    def expect_workers(self) -> None:
+        """Say so while the server has no worker; for runs that leave the work to workers elsewhere."""
+        self._watching.append(asyncio.create_task(self._unless_it_fails(self._look_for_workers())))
+
     # Run -----------------------------------------------------------------------------------------------------
 
     async def tasks(self, split: str | None = None) -> Sequence[Task]:
@@ -99,37 +159,61 @@ class ServedRun(Run):
         groups = [self._as_group(request) for request in requests]
         extra = [r.task for r in requests if self._known.get(r.task.id) != r.task]
         if extra:
-            await self._client.put_tasks(self.config.name, extra)
+            await self._put_tasks(extra)
             self._known.update((task.id, task) for task in extra)
         if self._failure is not None:
             raise self._failure
         loop = asyncio.get_running_loop()
         every = [rollout for group in groups for rollout in group]
         futures = {rollout.id: loop.create_future() for rollout in every}
-        self._waiting.update(futures)
+        self._open.update((rollout.id, (rollout, futures[rollout.id])) for rollout in every)
         self.progress.total += len(every)
         self._tell()
         try:
-            await self._client.enqueue(every)
+            await self._patience.ask(lambda: self._client.enqueue(every))
             await self._resync()
             await asyncio.gather(*futures.values())
         finally:
             for rollout_id, future in futures.items():
-                self._waiting.pop(rollout_id, None)
+                self._open.pop(rollout_id, None)
+                self._taken.discard(rollout_id)
                 if future.done() and not future.cancelled():
                     future.exception()  # Seen: one error is raised for all.
         return [[futures[rollout.id].result() for rollout in group] for group in groups]
 
     async def publish(self, folder: Path, *, version: int) -> None:
-        """Serve the weights in `folder` as policy `version`: pause, drain, load, resume."""
-        if self._engine is None:
+        """Serve the weights in `folder` as policy `version`: pause, drain, load, resume.
+
+        Raises:
+            CapabilityError: the run has no engine, or its engine cannot take weights while it serves.
+            EngineError: model calls did not end in time, or the weights do not fit; the old ones stay.
+        """
+        engine = self._engine
+        if engine is None:
             raise CapabilityError("publish: the run has no engine; start it with `model=`")
-        await self._client.pause(_DRAIN_SECONDS)
+        require(
+            {Capability.WEIGHTS_IN_PLACE},
+            engine.gives,
+            by=f"publishing policy {version}",
+            of=f"engine `{engine.name}`",
+        )
+        ask = self._patience.ask
         try:
-            await self._engine.load_weights(folder)
-            await self._client.set_policy(self._policy(version))
+            drain = await ask(lambda: self._client.pause(self._drain))
+            if not drain.drained:
+                calls = (
+                    "1 model call runs"
+                    if drain.in_flight == 1
+                    else f"{drain.in_flight} model calls run"
+                )
+                raise EngineError(
+                    f"publish: {calls} still after {self._drain:g} s, so policy {version} was not loaded and the old one"
+                    " serves on; publish between rollouts, or let replies be shorter (`max_tokens`)"
+                )
+            await engine.load_weights(folder)
+            await ask(lambda: self._client.set_policy(self._policy(version)))
         finally:
-            await self._client.resume()
+            await ask(self._client.resume)
 
     async def log(self, metrics: Mapping[str, Json], *, step: int) -> None:
         """Append a line to `metrics.jsonl`."""
@@ -148,7 +232,7 @@ class ServedRun(Run):
     async def serve(self, engine: Engine, endpoints: tuple[Endpoint, ...], *, version: int) -> None:
         """Have train and val calls go to an engine that has started."""
         self._engine, self._endpoints = engine, endpoints
-        await self._client.set_policy(self._policy(version))
+        await self._patience.ask(lambda: self._client.set_policy(self._policy(version)))
 
     def _policy(self, version: int) -> ServedPolicy:
         assert self._engine is not None
@@ -160,7 +244,63 @@ class ServedRun(Run):
             val=self.config.validation,
         )
 
+    # Workers -------------------------------------------------------------------------------------------------
+
+    @property
+    def lost_attempts(self) -> int:
+        """How many attempts were seen to end as `lost`."""
+        return len(self._seen.lost)
+
+    @property
+    def suspects(self) -> int:
+        """How many rollouts lost their last attempt and have not ended, nor another attempt of theirs, since."""
+        return len(self._seen.suspects)
+
+    async def worker_holds(self, name: str) -> bool:
+        """Whether the server believes that a worker holds an attempt."""
+        running = await self._patience.ask(
+            partial(
+                self._client.rollouts,
+                run=self.config.name,
+                status=RolloutStatus.RUNNING,
+                limit=_PAGE,
+            )
+        )
+        for rollout in running:
+            trace = await self._patience.ask(partial(self._client.trace, rollout.id))
+            if trace.attempt.worker == name and trace.attempt.ended_at is None:
+                return True
+        return False
+
+    async def worker_lost(self, name: str, reason: str) -> int:
+        """Tell the server that a worker has ended; how many attempts it held."""
+        return await self._patience.ask(lambda: self._client.worker_lost(name, reason))
+
+    async def _look_for_workers(self) -> None:
+        loop = asyncio.get_running_loop()
+        without_since, told = loop.time(), False
+        while True:
+            status = await self._patience.ask(self._client.status)
+            if any(silent < _SILENT_SECONDS for silent in status.workers.values()):
+                without_since = loop.time()
+                if told:
+                    self._note(None)
+            elif loop.time() - without_since > _WORKER_SECONDS and self._open:
+                text = f"no worker is at {self._client.shown}"
+                self._note(text)
+                if not told:
+                    told = True
+                    log.warning(
+                        "%s; start one with `lightning-core work AGENT --server %s`; waiting",
+                        text,
+                        self._client.shown,
+                    )
+            await asyncio.sleep(_LOOK_SECONDS)
+
     # Inside --------------------------------------------------------------------------------------------------
+
+    async def _put_tasks(self, tasks: Sequence[Task]) -> None:
+        await self._patience.ask(lambda: self._client.put_tasks(self.config.name, tasks))
 
     def _as_group(self, request: RolloutRequest) -> list[Rollout]:
         """The rollouts of a request. Their ids depend only on what was asked before, so that a run that is
@@ -186,85 +326,90 @@ class ServedRun(Run):
 
     async def _follow(self) -> None:
         after = 0
-        pause = 0.1
         while True:
             try:
-                events = await self._client.events(after)
+                events = await self._patience.ask(
+                    partial(self._client.events, after, run=self.config.name)
+                )
             except WireError as error:
-                if error.status == 410:
-                    await self._resync()
-                    after = 0
-                elif error.status is None:
-                    # The server restarts, perhaps; whoever started it says when it is gone for good.
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, 5.0)
-                else:
+                if error.status != 410:
                     raise
+                # The server was started again, or so much happened that it forgot some.
+                self._seen.running.clear()
+                await self._resync()
+                after = 0
                 continue
-            pause = 0.1
             for event in events:
                 after = event.number
-                if event.kind == "attempt_started":
-                    self.progress.running += 1
-                elif event.kind == "attempt_ended":
-                    self.progress.running = max(0, self.progress.running - 1)
-                elif event.kind == "rollout_ended":
+                self._seen.add(event)
+                if event.kind == "rollout_ended":
                     self._take(event.rollout_id)
             if events:
+                self.progress.running = len(self._seen.running)
                 self._tell()
 
     async def _resync(self) -> None:
         """Take what has ended already: known from before, or while events were missed."""
         after: str | None = None
-        while page := await self._client.rollouts(run=self.config.name, after=after, limit=_PAGE):
-            after = page[-1].id
+        while True:
+            page = await self._patience.ask(
+                partial(self._client.rollouts, run=self.config.name, after=after, limit=_PAGE)
+            )
             for rollout in page:
                 if rollout.status.ended:
                     self._take(rollout.id)
             if len(page) < _PAGE:
                 return
+            after = page[-1].id
 
     def _take(self, rollout_id: str) -> None:
-        future = self._waiting.pop(rollout_id, None)
-        if future is None or future.done():
+        if rollout_id not in self._open or rollout_id in self._taken:
             return
-        grading = asyncio.create_task(self._grade(rollout_id, future))
+        self._taken.add(rollout_id)
+        grading = asyncio.create_task(
+            self._unless_it_fails(self._settle(*self._open[rollout_id])), name=f"grade {rollout_id}"
+        )
         self._grading.add(grading)
         grading.add_done_callback(self._grading.discard)
 
-    async def _grade(self, rollout_id: str, future: asyncio.Future[Trace]) -> None:
-        try:
-            async with self._graders:
-                trace = await self._graded(rollout_id)
-        except Exception as error:
-            if not future.done():
-                future.set_exception(error)
-            return
+    async def _settle(self, rollout: Rollout, future: asyncio.Future[Trace]) -> None:
+        async with self._graders:
+            trace = await self._scoring.settle(rollout, self._known[rollout.task_id])
         self.progress.add(trace)
         self._tell()
         if not future.done():
             future.set_result(trace)
 
-    async def _graded(self, rollout_id: str) -> Trace:
-        trace = await self._client.trace(rollout_id)
-        task = self._known.get(trace.task.id, trace.task)
-        trace = msgspec.structs.replace(trace, task=task)
-        if not trace.rewards and self._reward is not None:
-            rewards = await grade(self._reward, task, trace)
-            await self._client.reward(rollout_id, rewards)
-            trace = msgspec.structs.replace(trace, rewards=tuple(rewards))
-        self._plugins.hook.lightning_rollout_finished(folder=self.folder, trace=trace)
-        return trace
-
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:
-            self._failure = self._failure or error
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(error)
+            if not isinstance(error, LightningError):
+                log.debug("the run failed", exc_info=error)
+                fault = LightningError(f"run: {type(error).__name__}: {error}")
+                fault.__cause__ = error
+                error = fault
+            self._fail(error)
+
+    def _fail(self, error: LightningError) -> None:
+        """Let every rollout that is waited for, now and later, fail with the first error."""
+        self._failure = self._failure or error
+        self._patience.end(self._failure)
+        for _, future in self._open.values():
+            if not future.done():
+                future.set_exception(self._failure)
+
+    def _note(self, text: str | None) -> None:
+        self.progress.note = text
+        self._tell()
 
     def _tell(self) -> None:
-        if self._listener is not None:
+        if self._listener is None:
+            return
+        try:
             self._listener(self.progress)
+        except Exception as error:  # The caller's; it only looks on.
+            self._listener = None
+            log.warning(
+                "listener: raised %s: %s; it is not called again", type(error).__name__, error
+            )

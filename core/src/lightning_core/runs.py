@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from lightning_core.records import Json, Record
-from lightning_core.rollout import Cause, Mode
+from lightning_core.rollout import Budget, Cause, Mode
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.task import Task
 from lightning_core.trace import Trace
 
 
-class RunConfig(Record, frozen=True, kw_only=True):
-    """What a run was asked to do; `runs/NAME/run.json`. Holds no key and no token."""
+class RunConfig(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """What a run was asked to do; `runs/NAME/run.json`. Secrets in it are replaced by `***`."""
 
     name: str
     """The run's name; the folder's too."""
@@ -50,6 +50,26 @@ class RunConfig(Record, frozen=True, kw_only=True):
     """How many attempts one rollout may have."""
     repeats: int = 1
     """How many rollouts each task has."""
+    owner: str = ""
+    """A number in hexadecimal, made for this run; keeps its name on a shared server from other runs."""
+    tasks_digest: str = ""
+    """SHA-256 of the tasks, ids and contents, in hexadecimal; a run is resumed only with the same."""
+    concurrency: int = 8
+    """Attempts at once for each worker."""
+    budget: Budget = Budget()
+    """What each attempt may use of the model."""
+    isolate: bool = False
+    """Whether each attempt has a process of its own."""
+    workers: int = 1
+    """Worker processes that the run starts."""
+    fields: dict[str, str] = msgspec.field(default_factory=dict)
+    """Where a task's parts lay in the source."""
+    split: str | None = None
+    """The split that was chosen; None for all."""
+    limit: int | None = None
+    """The most tasks that were taken; None for all."""
+    engine_options: dict[str, str] = msgspec.field(default_factory=dict)
+    """The engine's own options, without secrets."""
 
 
 class RunResult(Record, frozen=True, kw_only=True):

@@ -39,6 +39,10 @@ GIVES = frozenset(
 
 PROGRESS = 10.0
 """Seconds between two messages while the model loads."""
+WEIGHTS_SECONDS = 600.0
+"""Seconds that loading new weights may take, the completions under way included."""
+STATS_SECONDS = 30.0
+"""Seconds that the server may take to tell its counters."""
 
 
 class LocalEngine(Engine):
@@ -148,13 +152,21 @@ class LocalEngine(Engine):
         if child is not None:
             await child.stop()
 
+    async def died(self) -> EngineError:
+        """Wait until the child ends by itself; why it did."""
+        if self._child is None:
+            return EngineError(f"engine `{self.name}` is not started")
+        await self._child.ended()
+        return EngineError(f"engine `{self.name}` ended while it served. {_logged(self._child)}")
+
     async def load_weights(self, folder: Path) -> None:
         """Serve the weights in `folder` once the requests under way have been answered.
 
         Raises:
-            EngineError: they do not fit, or cannot be read; the old ones stay.
+            EngineError: they do not fit, or cannot be read, and the old ones stay; or there was no answer in ten minutes.
         """
-        answer = await self._ask("POST", "/admin/weights", {"folder": str(folder.resolve())})
+        body = {"folder": str(folder.resolve())}
+        answer = await self._ask("POST", "/admin/weights", body, seconds=WEIGHTS_SECONDS)
         assert "weights_version" in answer
 
     async def stats(self) -> dict[str, object]:
@@ -163,22 +175,28 @@ class LocalEngine(Engine):
         Raises:
             EngineError: it does not answer.
         """
-        return await self._ask("GET", "/stats", None)
+        return await self._ask("GET", "/stats", None, seconds=STATS_SECONDS)
 
-    async def _ask(self, method: str, path: str, body: object) -> dict[str, object]:
+    async def _ask(
+        self, method: str, path: str, body: object, *, seconds: float
+    ) -> dict[str, object]:
         if self._endpoint is None or self._child is None:
             raise EngineError(f"engine `{self.name}` is not started")
         url = self._endpoint.base_url.removesuffix("/v1") + path
         headers = {"authorization": f"Bearer {self._endpoint.api_key}"}
-        # No bound on the whole: new weights wait for the longest completion under way.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=10)
         try:
             async with (
                 aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
                 session.request(method, url, json=body) as response,
             ):
                 answer: dict[str, object] = await response.json()
-        except aiohttp.ClientError as error:
+        except TimeoutError as error:
+            raise EngineError(
+                f"engine `{self.name}` did not answer {method} {path} within {seconds:g} s. {_logged(self._child)}"
+            ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            # A ValueError is an answer that is no JSON.
             raise EngineError(
                 f"engine `{self.name}` does not answer: {error}. {_logged(self._child)}"
             ) from error

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+LOOK = 0.5
+"""Seconds between two looks whether a process has ended."""
 GRACE = 5.0
 """Seconds between asking a process group to end and ending it."""
 TAIL = 20
@@ -51,6 +53,12 @@ class Child:
     def exit_code(self) -> int | None:
         """How it ended; None while it runs."""
         return self._process.poll()
+
+    async def ended(self) -> int:
+        """Wait until it ends; its exit code."""
+        while (code := self.exit_code) is None:
+            await asyncio.sleep(LOOK)
+        return code
 
     def send(self, line: str) -> None:
         """Write a line to its standard input; nothing happens where it has already ended."""

@@ -104,6 +104,16 @@ class VLLMEngine(Engine):
             raise
         return (Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=self._model, api_key=key),)
 
+    async def died(self) -> EngineError:
+        """Wait until the server ends by itself; why it did."""
+        if self._child is None:
+            return EngineError(f"engine `{self.name}` is not started")
+        code = await self._child.ended()
+        return EngineError(
+            f"engine `{self.name}`: `vllm serve {self._model}` ended with code {code} while it served; the end of"
+            f" {str(self._child.log)!r}:\n{self._child.tail()}"
+        )
+
     async def stop(self) -> None:
         """End the server's process group."""
         if self._child is not None:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from lightning_core.agents import load_object
+from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.render import runs_table, summary
 from lightning_core.cli.terminal import complete, console
@@ -49,9 +50,8 @@ _SHOWN = 20
 @click.option("--max-calls", type=click.IntRange(1), help="Model calls that one attempt may make.")
 @click.option("--max-total-tokens", type=click.IntRange(1), help="Tokens that one attempt may use.")
 @click.option("--isolate", is_flag=True, help="One process for each attempt.")
-@click.option(
-    "--workers", type=click.IntRange(0), default=1, show_default=True, help="Worker processes."
-)
+@click.option("--workers", type=click.IntRange(0), default=1, show_default=True,
+              help="Worker processes; 0, with --server, leaves the work to workers elsewhere.")  # fmt: skip
 @click.option("--name", help="The run's name.")
 @click.option("--resume", is_flag=True, help="Go on with the run --name.")
 @click.option("--field", "fields", multiple=True, callback=pairs, metavar="OURS=THEIRS",
@@ -85,6 +85,7 @@ def command(
             reward=_reward(reward),
             sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
             budget=Budget(calls=max_calls, tokens=max_total_tokens),
+            token=take_token(),  # Gone from the environment, where the agent's processes could read it.
             command_line=tuple(sys.argv),
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -13,13 +16,17 @@ from lightning_core.children import tune_garbage_collection
 from lightning_core.cli import pairs
 from lightning_core.cli.terminal import console
 from lightning_core.client import Client
-from lightning_core.engines import create_engine
+from lightning_core.engines import ChosenEngine, create_engine
+from lightning_core.errors import LightningError
+from lightning_core.launch import engine_started
 from lightning_core.plugins import installed
-from lightning_core.sampling import SamplingPolicy
+from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.server.app import Server, ServerConfig, is_loopback
 from lightning_core.settings import Settings
 from lightning_core.tokens import Scope
 from lightning_core.wire import ServedPolicy
+
+_T = TypeVar("_T")
 
 
 @click.command("serve")
@@ -43,6 +50,11 @@ from lightning_core.wire import ServedPolicy
 @click.option(
     "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
 )
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="With --model, in val mode."
+)
+@click.option("--max-tokens", type=click.IntRange(1), default=DEFAULT_MAX_TOKENS, show_default=True,
+              help="With --model: bound of each reply.")  # fmt: skip
 def command(
     host: str,
     port: int,
@@ -52,6 +64,8 @@ def command(
     model: str | None,
     engine: str | None,
     engine_options: dict[str, str],
+    temperature: float,
+    max_tokens: int,
 ) -> None:
     """Serve: store, gateway and API, for runs and workers elsewhere. Ends with Ctrl+C; what runs is taken up again."""
     logging.basicConfig(
@@ -65,42 +79,60 @@ def command(
         allow_targets=allow_targets,
         keep_seconds=keep_days and keep_days * 86400,
     )
-    asyncio.run(_serve(config, model, engine, engine_options))
+    served = create_engine(model, engine, installed())
+    if served is not None:
+        served.check(engine_options)
+    sampling = SamplingPolicy(temperature=temperature, max_tokens=max_tokens)
+    asyncio.run(_serve(config, served, engine_options, sampling))
 
 
 async def _serve(
-    config: ServerConfig, model: str | None, engine_name: str | None, options: dict[str, str]
+    config: ServerConfig,
+    served: ChosenEngine | None,
+    options: dict[str, str],
+    sampling: SamplingPolicy,
 ) -> None:
-    served = create_engine(model, engine_name, installed())
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Server(config) as server:
-        engine = served.create(folder=config.folder, options=options) if served else None
-        try:
-            if engine is not None:
-                endpoints = await engine.start()
-                async with Client(server.url, server.token(Scope.ADMIN)) as client:
-                    await client.set_policy(
-                        ServedPolicy(
-                            version=0,
-                            endpoints=endpoints,
-                            capabilities=engine.gives,
-                            val=SamplingPolicy(temperature=0.0),
-                        )
+    async with Server(config) as server, contextlib.AsyncExitStack() as stack:
+        ends: list[Awaitable[LightningError]] = [server.failure()]
+        if served is not None:
+            logs = config.folder / "logs"
+            logs.mkdir(exist_ok=True)
+            starting = stack.enter_async_context(engine_started(served, options, logs))
+            started = await _first(stop, [starting])
+            if started is None:
+                return
+            engine, endpoints = started
+            ends.append(engine.died())
+            async with Client(server.url, server.token(Scope.ADMIN)) as client:
+                await client.set_policy(
+                    ServedPolicy(
+                        version=0,
+                        endpoints=endpoints,
+                        capabilities=engine.gives,
+                        train=SamplingPolicy(max_tokens=sampling.max_tokens),
+                        val=sampling,
                     )
-            tune_garbage_collection()
-            _announce(server, config)
-            failure = asyncio.ensure_future(server.failure())
-            stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait([failure, stopped], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if failure.done():
-                raise failure.result()
-            failure.cancel()
-        finally:
-            if engine is not None:
-                await engine.stop()
+                )
+        tune_garbage_collection()
+        _announce(server, config)
+        failure = await _first(stop, ends)
+        if failure is not None:
+            raise failure
+
+
+async def _first(stop: asyncio.Event, works: Iterable[Awaitable[_T]]) -> _T | None:
+    """What the first to end gives; None where Ctrl+C came before. The others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+    done = next((task for task in tasks if task.done()), None)
+    for task in (*tasks, stopped):
+        task.cancel()
+    await asyncio.gather(*tasks, stopped, return_exceptions=True)
+    return None if done is None else done.result()
 
 
 def _announce(server: Server, config: ServerConfig) -> None:

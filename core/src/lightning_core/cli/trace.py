@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
 import signal
@@ -16,22 +15,24 @@ from typing import Final
 
 import click
 
+from lightning_core.checks import check_agent
+from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.render import trace_tree
-from lightning_core.cli.terminal import console
+from lightning_core.cli.terminal import complete, console
 from lightning_core.client import Client
 from lightning_core.engines import create_engine
 from lightning_core.errors import FencedError, UsageError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.instrument.bootstrap import child_environment
+from lightning_core.launch import serving
 from lightning_core.plugins import installed
+from lightning_core.redaction import redacted_options, redacted_words
 from lightning_core.rollout import Cause, Mode, Rollout
 from lightning_core.runs import RunConfig
-from lightning_core.sampling import SamplingPolicy
-from lightning_core.server.process import ServerProcess
+from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.settings import Settings
 from lightning_core.task import Task
-from lightning_core.tokens import Scope
 from lightning_core.trace import Trace
 from lightning_core.wire import Finish, Lease, ServedPolicy
 from lightning_core.worker.adapters import child_adapters
@@ -52,6 +53,8 @@ package, or read OPENAI_BASE_URL."""
     "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="With --model.")
+@click.option("--max-tokens", type=click.IntRange(1), default=DEFAULT_MAX_TOKENS, show_default=True,
+              help="With --model: bound of each reply.")  # fmt: skip
 @click.option("--name", help="The run's name.")
 @click.option("--full", is_flag=True, help="Show every message whole.")
 def command(
@@ -59,6 +62,7 @@ def command(
     engine: str | None,
     engine_options: dict[str, str],
     temperature: float,
+    max_tokens: int,
     name: str | None,
     full: bool,
     command_line: tuple[str, ...],
@@ -71,8 +75,10 @@ def command(
         raise click.UsageError(
             "give the program after `--`: lightning-core trace -- python my_agent.py"
         )
-    trace, folder, status = asyncio.run(
-        _trace(command_line, model, engine, engine_options, temperature, name)
+    take_token()  # It has no use here, and the program could read it in this process's environment.
+    sampling = SamplingPolicy(temperature=temperature, max_tokens=max_tokens)
+    trace, folder, status = complete(
+        _trace(command_line, model, engine, engine_options, sampling, name)
     )
     out = console(stderr=True)
     out.print()
@@ -88,37 +94,38 @@ async def _trace(
     model: str | None,
     engine_name: str | None,
     engine_options: Mapping[str, str],
-    temperature: float,
+    sampling: SamplingPolicy,
     name: str | None,
 ) -> tuple[Trace, RunFolder, int]:
-    plugins = installed()
-    served = create_engine(model, engine_name, plugins)
-    shown = shlex.join(line)
+    check_agent(None, line)
+    served = create_engine(model, engine_name, installed())
+    if served is not None:
+        served.check(engine_options)
+    shown = shlex.join(redacted_words(line))
     folder = RunFolder.create(Path(Settings.from_environ().runs), name, hint="trace")
-    sampling = SamplingPolicy(temperature=temperature)
     mode = Mode.VAL if served else Mode.OBSERVE
     config = RunConfig(
         name=folder.path.name,
         agent=shown,
         created_at=time.time(),
-        command=tuple(sys.argv),
+        command=redacted_words(sys.argv),
         tasks=1,
         model=model,
         engine=served.name if served else None,
         mode=mode,
         validation=sampling,
+        engine_options=redacted_options(engine_options),
     )
     folder.write_config(config)
-    async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(ServerProcess(folder.path))
-        client = await stack.enter_async_context(Client(server.url, server.token(Scope.ADMIN)))
-        if served is not None:
-            engine = served.create(folder=folder.path, options=engine_options)
-            stack.push_async_callback(engine.stop)
-            endpoints = await engine.start()
+    async with serving(folder, served, engine_options) as base:
+        client = base.client
+        if base.engine is not None:
             await client.set_policy(
                 ServedPolicy(
-                    version=0, endpoints=endpoints, capabilities=engine.gives, val=sampling
+                    version=0,
+                    endpoints=base.endpoints,
+                    capabilities=base.engine.gives,
+                    val=sampling,
                 )
             )
         lease = await client.open_session(
@@ -133,7 +140,7 @@ async def _trace(
             upstream=os.environ.get("OPENAI_BASE_URL"),
             timeout=_LONGEST,
         )
-        status = await _run(line, lease, server.url, client, served is not None)
+        status = await _run(line, lease, base.url, client, served is not None)
         cause = Cause.SUCCESS if status == 0 else Cause.AGENT_ERROR
         error = None if status == 0 else f"the program ended with status {status}"
         await client.finish(

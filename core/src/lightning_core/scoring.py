@@ -1,0 +1,134 @@
+"""Scoring: what becomes of a rollout that has ended: its trace is read, graded and reported, and plugins are told.
+
+A fault in any of these is that rollout's own; only a server that stays away ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from lightning_core.client import Client
+from lightning_core.errors import WireError
+from lightning_core.grading import RewardFunction, grade, reward_name
+from lightning_core.patience import Patience
+from lightning_core.plugins import Plugins
+from lightning_core.reward import Reward, RewardStatus
+from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
+from lightning_core.task import Task
+from lightning_core.trace import Trace
+
+log = logging.getLogger("lightning_core.run")
+
+
+class Scoring:
+    """Settles rollouts of one run.
+
+    Args:
+        client: open, with an admin's token.
+        patience: asks the server again while it is away.
+        plugins: who is told.
+        folder: the run's folder, for them.
+        reward: what scores; None leaves rollouts unscored.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        patience: Patience,
+        plugins: Plugins,
+        folder: Path,
+        reward: RewardFunction | None,
+    ) -> None:
+        self._client = client
+        self._patience = patience
+        self._plugins = plugins
+        self._folder = folder
+        self._reward = reward
+        self._blamed: set[str] = set()
+
+    async def settle(self, rollout: Rollout, task: Task) -> Trace:
+        """The graded trace of a rollout that has ended; a failed one where it cannot be read.
+
+        Raises:
+            LightningError: the server stays away.
+        """
+        trace = await self._scored(await self._read(rollout, task))
+        self._tell_plugins(trace)
+        return trace
+
+    async def _read(self, rollout: Rollout, task: Task) -> Trace:
+        try:
+            trace = await self._patience.ask(lambda: self._client.trace(rollout.id))
+        except Exception as error:
+            if self._is_away(error):
+                raise
+            log.warning("rollout `%s`: its trace cannot be read: %s", rollout.id, error)
+            return _unreadable(rollout, task, error)
+        return msgspec.structs.replace(trace, task=task)
+
+    async def _scored(self, trace: Trace) -> Trace:
+        if trace.rewards or self._reward is None:
+            return trace
+        try:
+            rewards = await grade(self._reward, trace.task, trace)
+        except Exception as error:
+            details = {"error": f"{type(error).__name__}: {error}"}
+            source = reward_name(self._reward)
+            rewards = (Reward(status=RewardStatus.UNSCORED, source=source, details=details),)
+        trace = msgspec.structs.replace(trace, rewards=tuple(rewards))
+        try:
+            await self._patience.ask(lambda: self._client.reward(trace.rollout.id, rewards))
+        except Exception as error:
+            if self._is_away(error):
+                raise
+            log.warning(
+                "rollout `%s`: the server does not keep its reward: %s", trace.rollout.id, error
+            )
+        return trace
+
+    def _tell_plugins(self, trace: Trace) -> None:
+        """Tell each plugin of a rollout; one that raises is named once, and the others are told all the same."""
+        for plugin, error in self._plugins.tell_finished(folder=self._folder, trace=trace):
+            if plugin in self._blamed:
+                continue
+            self._blamed.add(plugin)
+            log.warning(
+                "plugin `%s`: hook `lightning_rollout_finished` raised %s: %s (rollout `%s`; not said again)",
+                plugin, type(error).__name__, error, trace.rollout.id,
+            )  # fmt: skip
+            log.debug("the hook's traceback", exc_info=error)
+
+    def _is_away(self, error: Exception) -> bool:
+        """Whether nothing more can come of the server."""
+        unreachable = isinstance(error, WireError) and error.status is None
+        return unreachable or error is self._patience.ended
+
+
+def _unreadable(rollout: Rollout, task: Task, error: Exception) -> Trace:
+    """What stands for a trace that the store has and nobody can read."""
+    text = f"its trace cannot be read: {type(error).__name__}: {error}"
+    now = time.time()
+    attempt = Attempt(
+        id=f"{rollout.id}.?",
+        rollout_id=rollout.id,
+        number=rollout.max_attempts,
+        fence=0,
+        worker="",
+        started_at=now,
+        deadline=now,
+        lease_until=now,
+        ended_at=now,
+        cause=Cause.WORKER_ERROR,
+        error=text,
+    )
+    reward = Reward(status=RewardStatus.INFRA_ERROR, source="run", details={"error": text})
+    return Trace(
+        rollout=msgspec.structs.replace(rollout, status=RolloutStatus.FAILED, ended_at=now),
+        task=task,
+        attempt=attempt,
+        rewards=(reward,),
+    )

@@ -1,0 +1,206 @@
+"""Workforce: the worker processes of a run, kept alive.
+
+An agent may end the process that runs it, and with it every other attempt there. What such a worker held ends as `lost`
+and is tried again; until all of that has ended, workers run one attempt at a time, so that an agent which ends its
+process a second time takes no other attempt with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from lightning_core.children import Child
+from lightning_core.errors import LightningError, WireError
+from lightning_core.redaction import redacted
+
+log = logging.getLogger("lightning_core.run")
+
+_STRIKES: Final = 3
+"""Times in a row that a worker is started again though it died early and held nothing."""
+_LIVED: Final = 30.0
+"""Seconds after which a worker's death is not put down to its start."""
+_LOOK: Final = 0.5
+_PAUSE: Final = 0.5
+
+
+class Caller(Protocol):
+    """What the workforce needs of the run."""
+
+    @property
+    def lost_attempts(self) -> int:
+        """How many attempts were seen to end as `lost`."""
+
+    @property
+    def suspects(self) -> int:
+        """How many rollouts lost their last attempt and have not shown since that they are harmless."""
+
+    async def worker_holds(self, name: str) -> bool:
+        """Whether the server believes that a worker holds an attempt."""
+
+    async def worker_lost(self, name: str, reason: str) -> int:
+        """Tell the server that a worker has ended; how many attempts it held."""
+
+
+class Workforce:
+    """Starts the workers on entry, ends them on exit, and starts again those that end by themselves.
+
+    Args:
+        run: the run.
+        make: a worker that has not started, of a number and a concurrency.
+        names: what the server calls each worker, by number.
+        concurrency: attempts at once for each.
+    """
+
+    def __init__(
+        self,
+        run: Caller,
+        make: Callable[[int, int], Child],
+        names: tuple[str, ...],
+        concurrency: int,
+    ) -> None:
+        self._run = run
+        self._make = make
+        self._names = names
+        self._full = concurrency
+        self._lost = 0
+        self._untold = 0
+        self._paces: dict[int, int] = {}
+        self._children: dict[int, Child] = {}
+        self._keeping: list[asyncio.Task[LightningError]] = []
+
+    async def __aenter__(self) -> Self:
+        """Start the workers.
+
+        Raises:
+            WireError: one did not start; those that did are ended.
+        """
+        try:
+            for number in range(len(self._names)):
+                child = self._make(number, self._full)
+                await child.start()
+                self._children[number] = child
+                self._paces[number] = self._full
+        except BaseException:
+            await self._stop()
+            raise
+        self._keeping = [
+            asyncio.create_task(self._keep(number), name=f"keep {name}")
+            for number, name in enumerate(self._names)
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await self._stop()
+
+    async def died(self) -> LightningError:
+        """Wait until no worker can be kept alive; why."""
+        errors = await asyncio.gather(*map(asyncio.shield, self._keeping))
+        return LightningError(
+            f"no worker can be kept alive. The last one: {errors[-1]}. If the agent ends its process or blocks it, run with"
+            " `--isolate`, which gives each attempt a process of its own"
+        )
+
+    async def _stop(self) -> None:
+        children = list(self._children.values())
+        self._children.clear()
+        await asyncio.gather(*(child.stop() for child in children))
+
+    @property
+    def _pace(self) -> int:
+        """Attempts at once for each worker, now."""
+        awaited = self._lost > 0 and (
+            self._run.suspects > 0 or self._run.lost_attempts < self._lost
+        )
+        return 1 if awaited or self._untold else self._full
+
+    async def _keep(self, number: int) -> LightningError:
+        """Start a worker again whenever it ends; why that is given up."""
+        pace, strikes = self._full, 0
+        while True:
+            began = time.monotonic()
+            problem = await self._end(number, pace)
+            try:
+                held = await self._give_back(number, problem)
+            except LightningError as error:
+                return error
+            if held or time.monotonic() - began > _LIVED:
+                strikes = 0
+            while True:
+                if problem is not None:
+                    strikes += 1
+                    if strikes > _STRIKES:
+                        self._paces.pop(number, None)
+                        log.warning("%s; given up after %d tries", problem, strikes)
+                        return problem
+                    await asyncio.sleep(_PAUSE * (2**strikes - 2))
+                pace = self._pace
+                problem = await self._start(number, pace)
+                if problem is None:
+                    break
+
+    async def _end(self, number: int, pace: int) -> WireError | None:
+        """Wait until the worker ends by itself, and why; or end it where it is to go at another pace."""
+        child = self._children[number]
+        dying = asyncio.ensure_future(child.died())
+        try:
+            while True:
+                await asyncio.wait([dying], timeout=_LOOK)
+                if dying.done():
+                    return dying.result()
+                if self._pace != pace:
+                    # What it runs is reported as cancelled, which costs no attempt.
+                    await child.stop()
+                    return None
+        finally:
+            dying.cancel()
+            await asyncio.gather(dying, return_exceptions=True)
+
+    async def _give_back(self, number: int, problem: WireError | None) -> int:
+        """Give back what a worker held that has ended, once no other can take several of it; how many attempts."""
+        name = self._names[number]
+        if problem is None:
+            return await self._tell(name, "did not end in order when the run ended it")
+        reason = redacted(str(problem).partition(": ")[2])
+        del self._paces[number]
+        others = bool(self._paces) and await self._run.worker_holds(name)
+        self._untold += others
+        try:
+            while others and any(pace > 1 for pace in self._paces.values()):
+                await asyncio.sleep(_LOOK / 5)
+            held = await self._tell(name, f"{reason}; it ran this attempt then")
+        finally:
+            self._untold -= others
+        log.warning(
+            "worker %d: %s. %d attempts that it held are lost, and it is started again; an agent that ends its process"
+            " takes no other attempt with it when run with `--isolate`",
+            number, reason, held,
+        )  # fmt: skip
+        return held
+
+    async def _tell(self, name: str, reason: str) -> int:
+        held = await self._run.worker_lost(name, reason)
+        self._lost += held
+        return held
+
+    async def _start(self, number: int, pace: int) -> WireError | None:
+        child = self._make(number, pace)
+        self._paces[number] = pace
+        try:
+            await child.start()
+        except WireError as error:
+            return error
+        self._children[number] = child
+        return None
