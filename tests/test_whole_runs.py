@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -451,6 +452,11 @@ def test_server_and_worker_on_their_own(cli, folder, environment, scripted_serve
             assert "4 scored, mean reward 1.000" in done.stdout
             config = json.loads((folder / "runs/far/run.json").read_text())
             assert (config["mode"], config["model"]) == ("val", "scripted")
+            hint = re.search(r"lightning-core (show far) ROLLOUT (--server \S+)", done.stdout)
+            assert hint, done.stdout
+            shown = cli("show", "far", "t2", "--server", url, LIGHTNING_CORE_TOKEN=admin_token)
+            assert "user q2" in shown.stdout, shown.stderr
+            assert "4 rollouts" in cli("show", "serve").stdout
             both = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--server", url,
                        "--model", scripted_server.base_url, LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
             assert both.returncode == 1
@@ -599,6 +605,54 @@ async def test_numbers_that_cannot_be_are_refused_before_anything_is_made(tmp_pa
 async def test_run_sync_refuses_a_running_loop():
     with pytest.raises(UsageError, match=r"await lightning_core\.run"):
         lc.run_sync(lambda question: question, [{"input": "x"}])
+
+
+def test_a_resumed_run_tells_of_each_rollout_once(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "x"}, {"id": "b", "input": "y"})
+    arguments = (
+        "run",
+        "agents.py:plain",
+        "--tasks",
+        "tasks.jsonl",
+        "--model",
+        scripted_server.base_url,
+        "--name",
+        "one",
+    )
+    assert cli(*arguments).returncode == 0
+    assert cli(*arguments, "--resume").returncode == 0
+    lines = (folder / "runs/one/metrics.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["task"] for line in lines) == ["a", "b"]
+
+
+def test_a_reward_that_always_fails_is_said_and_is_no_success(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "x", "metadata": {"grader": "raise"}})
+    done = cli(
+        "run",
+        "agents.py:plain",
+        "--tasks",
+        "tasks.jsonl",
+        "--reward",
+        "agents.py:score",
+        "--model",
+        scripted_server.base_url,
+    )
+    assert done.returncode == 1
+    assert "the reward function failed on 1 rollout; first:" in done.stdout
+    assert "the grader broke" in done.stdout
+
+
+def test_no_agent_or_model_commands_the_terminal(cli, folder, scripted_server):
+    write_tasks(folder, {"id": "a", "input": "\x1b[2J\x1b]0;pwned\x07\u009bred"})
+    for arguments in (
+        ("run", "agents.py:plain", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url),
+        ("show", "last", "a", "--full"),
+        ("show", "last"),
+    ):
+        done = cli(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert not set(done.stdout) & {"\x1b", "\x07", "\u009b"}
+        assert "␛[2J" in done.stdout
 
 
 def test_show_lists_and_finds(cli, folder, scripted_server):

@@ -35,10 +35,21 @@ async def test_the_first_listed_model_is_served_unless_one_is_named(
     scripted_server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    monkeypatch.setenv("OPENAI_BASE_URL", scripted_server.base_url)
     (first,) = await engine(scripted_server.base_url, tmp_path).start()
     assert (first.model, first.api_key) == ("scripted", "sk-1")
     (named,) = await engine(f"other@{scripted_server.base_url}/", tmp_path).start()
     assert (named.model, named.base_url) == ("other", scripted_server.base_url)
+
+
+async def test_the_users_key_goes_to_no_other_host_than_the_users_own(
+    scripted_server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    (endpoint,) = await engine(scripted_server.base_url, tmp_path).start()
+    assert endpoint.api_key is None
+    assert all("authorization" not in request.headers for request in scripted_server.requests)
 
 
 async def test_a_server_known_to_give_token_ids_is_asked_for_them(scripted_server, tmp_path):

@@ -10,6 +10,7 @@ logs/            server.log, worker-N.log, and the engine's
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -81,7 +82,8 @@ class RunFolder:
             UsageError: there is no such run, or several.
         """
         for path in (Path(name), runs / name):
-            if (path / "run.json").is_file():
+            # A server's folder has a store and no run of its own.
+            if (path / "run.json").is_file() or (path / "store.sqlite").is_file():
                 return cls(path)
         found = sorted(
             (p.parent for p in runs.glob("*/run.json")),
@@ -125,6 +127,21 @@ class RunFolder:
         """Append one line to `metrics.jsonl`."""
         with self.metrics.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
+
+    def told(self) -> frozenset[str]:
+        """The rollouts that have their line in `metrics.jsonl`."""
+        found = set()
+        try:
+            with self.metrics.open("rb") as file:
+                for line in file:
+                    # A run that was killed may have left half a line.
+                    with contextlib.suppress(msgspec.DecodeError):
+                        value = msgspec.json.decode(line)
+                        if isinstance(value, dict) and isinstance(value.get("rollout"), str):
+                            found.add(value["rollout"])
+        except FileNotFoundError:
+            pass
+        return frozenset(found)
 
     def save_state(self, state: Mapping[str, Json]) -> None:
         """Replace `state.json` atomically."""

@@ -181,7 +181,7 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
         EngineError: the model could not be served.
     """
     async with AsyncExitStack() as stack:
-        progress = stack.enter_context(LiveProgress())
+        progress = stack.enter_context(LiveProgress(plan.config.name))
         base = await stack.enter_async_context(
             serving(
                 plan.folder,

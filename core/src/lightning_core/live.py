@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
@@ -21,10 +22,15 @@ from lightning_core.rollout import Cause
 
 
 class LiveProgress:
-    """Shows counts as they come. On anything but a terminal it stays silent."""
+    """Shows counts as they come, and on a stop how to go on. Elsewhere than on a terminal it shows no counts."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
+    def __init__(self, run: str) -> None:
+        """Args:
+        run: the run's name, for the hint how to go on with it.
+        """
+        self._run = run
+        self._console = console = Console(stderr=True, highlight=False)
+        self._counts: Counts | None = None
         self._progress = Progress(
             SpinnerColumn(),
             MofNCompleteColumn(),
@@ -48,6 +54,15 @@ class LiveProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
+        if (
+            kind is not None
+            and issubclass(kind, asyncio.CancelledError)
+            and self._counts is not None
+        ):
+            self._console.print(
+                f"stopped with {self._counts.ended} of {self._counts.total} rollouts ended;"
+                f" the same command with `--resume --name {self._run}` goes on"
+            )
 
     def say(self, text: str) -> None:
         """Say what is being done before anything can be counted."""
@@ -55,6 +70,7 @@ class LiveProgress:
 
     def __call__(self, counts: Counts) -> None:
         """Take new counts."""
+        self._counts = counts
         parts = [] if counts.note is None else [f"[yellow]{escape(counts.note)}[/yellow]"]
         parts.append(f"{counts.running} running")
         if counts.mean_reward is not None:

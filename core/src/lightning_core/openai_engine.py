@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -83,7 +84,11 @@ class OpenAIEngine(Engine):
                     f"engine `openai`: `{self._key_variable}` is not set; it was named by `api_key_env`"
                 )
             return key
-        return os.environ.get("OPENAI_API_KEY")
+        # The user's key is for the host that the user's own variables name; another one would learn it.
+        known = {"api.openai.com", urlsplit(os.environ.get("OPENAI_BASE_URL", "")).hostname}
+        if urlsplit(self._address.url).hostname in known:
+            return os.environ.get("OPENAI_API_KEY")
+        return None
 
     async def _models(self, key: str | None) -> list[dict[str, Any]]:
         url = f"{self._address.url}/models"
@@ -102,7 +107,7 @@ class OpenAIEngine(Engine):
         if response.status in (401, 403):
             raise EngineError(
                 f"engine `openai`: {url} answered {response.status}: the key is missing or wrong;"
-                " set OPENAI_API_KEY, or name a variable with `--engine-option api_key_env=VARIABLE`"
+                " name the variable that holds it: `--engine-option api_key_env=VARIABLE`"
             )
         if response.status != 200:
             # Some servers have no model list; with a name from the user that is no obstacle.

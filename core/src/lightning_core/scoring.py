@@ -13,6 +13,7 @@ import msgspec
 
 from lightning_core.client import Client
 from lightning_core.errors import WireError
+from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, grade, reward_name
 from lightning_core.patience import Patience
 from lightning_core.plugins import Plugins
@@ -49,6 +50,8 @@ class Scoring:
         self._folder = folder
         self._reward = reward
         self._blamed: set[str] = set()
+        # A run that goes on must not tell again what it told before it was stopped.
+        self._told = RunFolder(folder).told()
 
     async def settle(self, rollout: Rollout, task: Task) -> Trace:
         """The graded trace of a rollout that has ended; a failed one where it cannot be read.
@@ -92,6 +95,8 @@ class Scoring:
 
     def _tell_plugins(self, trace: Trace) -> None:
         """Tell each plugin of a rollout; one that raises is named once, and the others are told all the same."""
+        if trace.rollout.id in self._told:
+            return
         for plugin, error in self._plugins.tell_finished(folder=self._folder, trace=trace):
             if plugin in self._blamed:
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -22,6 +21,13 @@ _COLOURS = {
     SpanKind.HANDOFF: "bold green",
 }
 _WIDTH = 96
+_ID_WIDTH = 40
+_VISIBLE = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+    **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
+}
+"""C0 characters as their pictures, C1 characters as unknown ones."""
 
 
 def trace_tree(trace: Trace, *, full: bool = False) -> Tree:
@@ -56,7 +62,7 @@ def runs_table(traces: Iterable[Trace]) -> Table:
         attempt = trace.attempt
         seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
         table.add_row(
-            escape(trace.rollout.id.partition(":")[2] or trace.rollout.id),
+            Text(_short(trace.rollout.id)),
             Text(str(attempt.cause or "running"), style=_cause_style(attempt.cause)),
             reward_text(trace),
             str(len(trace.calls)),
@@ -70,6 +76,12 @@ def runs_table(traces: Iterable[Trace]) -> Table:
             ),
         )
     return table
+
+
+def _short(rollout_id: str) -> str:
+    """A rollout's id without the run's name, cut where it would fill the line."""
+    text = shown(rollout_id.partition(":")[2] or rollout_id)
+    return text if len(text) <= _ID_WIDTH else text[: _ID_WIDTH - 1] + "…"
 
 
 def reward_text(trace: Trace) -> Text:
@@ -97,7 +109,7 @@ def _headline(trace: Trace) -> Text:
     seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
     tokens = sum(call.total_tokens for call in trace.calls)
     return Text.assemble(
-        (trace.rollout.id, "bold"),
+        (shown(trace.rollout.id), "bold"),
         f"  attempt {attempt.number}  ",
         (str(attempt.cause or "running"), _cause_style(attempt.cause)),
         (
@@ -118,7 +130,9 @@ def _add(tree: Tree, node: TraceNode, full: bool) -> None:
 
 def _span(span: Span, full: bool) -> Text:
     took = f"  {span.ended_at - span.started_at:.2f} s" if span.ended_at else "  not ended"
-    text = Text.assemble((f"{span.kind} ", "dim"), (span.name, _COLOURS[span.kind]), (took, "dim"))
+    text = Text.assemble(
+        (f"{span.kind} ", "dim"), (clip(span.name, False), _COLOURS[span.kind]), (took, "dim")
+    )
     arguments = span.attributes.get("gen_ai.tool.call.arguments")
     if arguments is not None:
         text.append(f"  {clip(plain(arguments), full)}")
@@ -133,7 +147,7 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
     facts = [f"{call.ended_at - call.started_at:.2f} s"]
     if call.usage:
         facts.append(
-            f"{call.usage.get('prompt_tokens', '?')} + {call.usage.get('completion_tokens', '?')} tokens"
+            f"{call.usage.get('prompt_tokens', '?')} + {call.usage.get('completion_tokens', 0)} tokens"
         )
     if call.choices and call.choices[0].token_ids is not None:
         facts.append("token ids")
@@ -145,8 +159,8 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
         facts.append(f"policy {call.policy_version}")
     head = Text.assemble(
         (f"{call.dialect} ", "dim"),
-        (call.model or "?", "bold cyan"),
-        f"  {said}",
+        (clip(call.model or "?", False), "bold cyan"),
+        f"  {clip(said, False)}",
         ("  " + ", ".join(facts), "dim"),
     )
     branch = tree.add(head)
@@ -215,11 +229,16 @@ def plain(value: Json) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def shown(text: str) -> str:
+    """Text of an agent's or a model's with its control characters made visible: a terminal would obey them."""
+    return text.translate(_VISIBLE)
+
+
 def clip(text: str, full: bool) -> str:
     """One line of bounded length, unless all of it is wanted."""
     if full:
-        return text
-    line = " ".join(text.split())
+        return shown(text)
+    line = shown(" ".join(text.split()))
     return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
 
 

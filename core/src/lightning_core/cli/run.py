@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 import click
+from rich.text import Text
 
 from lightning_core.agents import load_object
 from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand, pairs
-from lightning_core.cli.render import runs_table, summary
+from lightning_core.cli.render import clip, counted, runs_table, summary
 from lightning_core.cli.terminal import complete, console
 from lightning_core.errors import RewardError, UsageError
 from lightning_core.evaluate import run
@@ -17,6 +18,7 @@ from lightning_core.grading import RewardFunction
 from lightning_core.rollout import Budget, Cause
 from lightning_core.runs import RunResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
+from lightning_core.settings import Settings
 
 _SHOWN = 20
 
@@ -75,6 +77,8 @@ def command(
     """Run an agent on tasks; record every model call, score every rollout.
 
     AGENT is `path.py:attr` or `module:attr`; or give a command line in any language after `--`.
+
+    The exit status is 0 where at least one rollout succeeded, and with --reward was scored; else 1.
     """
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")
@@ -90,8 +94,10 @@ def command(
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
     )
-    _report(result)
-    return 0 if result.causes.get(Cause.SUCCESS) else 1
+    server = options["server"] or Settings.from_environ().server
+    _report(result, server=str(server) if server else None)
+    wanted = result.causes.get(Cause.SUCCESS) and (reward is None or result.scored)
+    return 0 if wanted else 1
 
 
 def _reward(spec: str | None) -> RewardFunction | str | None:
@@ -103,13 +109,26 @@ def _reward(spec: str | None) -> RewardFunction | str | None:
     return function
 
 
-def _report(result: RunResult) -> None:
+def _report(result: RunResult, *, server: str | None) -> None:
     out = console()
     out.print(runs_table(result.traces[:_SHOWN]))
     if len(result.traces) > _SHOWN:
         out.print(f"… and {len(result.traces) - _SHOWN} more", style="dim")
     out.print(f"\n{summary(result.traces)}; {result.seconds:.1f} s")
+    failed = [
+        t
+        for t in result.traces
+        if t.attempt.cause is Cause.SUCCESS and t.rewards and t.reward is None
+    ]
+    if failed:
+        why = failed[0].rewards[0].details.get("error", "no reason given")
+        count = counted(len(failed), "rollout")
+        out.print(
+            Text(f"the reward function failed on {count}; first: {clip(str(why), False)}"),
+            style="red",
+        )
+    elsewhere = f" --server {server}" if server else ""
     out.print(
-        f"run folder {result.folder}; look closer: lightning-core show {result.name} ROLLOUT",
+        f"run folder {result.folder}; look closer: lightning-core show {result.name} ROLLOUT{elsewhere}",
         style="dim",
     )

@@ -447,7 +447,8 @@ class Scheduler:
             status = RolloutStatus.CANCELLED
         elif self._may_try_again(attempt, rollout, cause):
             log.info("rollout %s: another attempt after `%s`", rollout.id, cause)
-            return await self._put_in_queue(rollout)
+            # First in the queue: what waits behind it has not been waited for as long.
+            return await self._put_in_queue(rollout, first=True)
         else:
             status = RolloutStatus.FAILED
         await self._end_rollout(rollout, status, attempt.id, cause)
