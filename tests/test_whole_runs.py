@@ -292,6 +292,7 @@ def test_a_failed_start_leaves_no_process_behind(cli, folder):
         (("--tasks", "tasks.jsonl", "--name", "../out"), "run name '../out'"),
         (("--tasks", "tasks.jsonl", "--field", "input=absent"), "absent"),
         (("--tasks", "tasks.jsonl", "--resume"), "which run?"),
+        (("--tasks", "tasks.jsonl", "--name", "last"), "run name 'last'"),
         (("--tasks", "tasks.jsonl", "--workers", "0"), "add `--server`"),
         (("--tasks", "tasks.jsonl", "--timeout", "nan"), "timeout"),
         (

@@ -25,7 +25,9 @@ def test_a_name_is_made_from_the_agent_and_never_taken_twice(tmp_path):
     assert all(name.startswith("my-agent-py-graph-") for name in names)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "-x", "a b", "é", "x" * 101])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../x", "-x", "a b", "é", "x" * 101, "last"]
+)
 def test_what_cannot_be_a_folder_name_is_refused(tmp_path, name):
     with pytest.raises(UsageError, match="run name"):
         RunFolder.create(tmp_path, name, hint="")

@@ -50,9 +50,9 @@ class RunFolder:
             word = re.sub(r"[^A-Za-z0-9]+", "-", hint).strip("-").lower()[:40] or "run"
             name = f"{word}-{time.strftime('%Y%m%d-%H%M%S')}"
             name = next(n for n in _numbered(name) if not (runs / n).exists())
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name) or name == "last":
             raise UsageError(
-                f"run name {name!r}: expected letters, digits, `.`, `_` and `-`, at most 100, the first a letter or digit"
+                f"run name {name!r}: expected letters, digits, `.`, `_` and `-`, at most 100, the first a letter or digit; and not `last`"
             )
         try:
             runs.mkdir(parents=True, exist_ok=True)

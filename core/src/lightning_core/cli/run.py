@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import click
+from click.core import ParameterSource
 from rich.text import Text
 
 from lightning_core.agents import load_object
@@ -82,6 +83,15 @@ def command(
     """
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")
+    for name in ("temperature", "max_tokens"):
+        given = (
+            click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+        )
+        if given and options["model"] is None:
+            option = name.replace("_", "-")
+            raise click.UsageError(
+                f"`--{option}` needs `--model`: else whoever answers the calls decides"
+            )
     result = complete(
         run(
             agent if agent is not None else command_line,
