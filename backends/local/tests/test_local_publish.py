@@ -11,9 +11,9 @@ import pytest
 from lightning_core.engines import create_engine
 from lightning_core.errors import CapabilityError, EngineError
 from lightning_core.folder import RunFolder
-from lightning_core.launch import LaunchPlan, launched
 from lightning_core.plugins import installed
 from lightning_core.rollout import Mode
+from lightning_core.running.launch import LaunchPlan, launched
 from lightning_core.runs import RolloutRequest, RunConfig
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.task import Task

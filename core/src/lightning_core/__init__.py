@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lightning_core.backend import Artifact, Backend
     from lightning_core.capability import Capability
     from lightning_core.engine import Endpoint, Engine, EngineFactory
-    from lightning_core.evaluate import run, run_sync
     from lightning_core.plugins import hookimpl
     from lightning_core.reward import Reward, RewardScope, RewardStatus
     from lightning_core.rollout import Attempt, Budget, Cause, Mode, Rollout, RolloutStatus
+    from lightning_core.running.evaluate import run, run_sync
     from lightning_core.runs import RolloutRequest, Run, RunConfig, RunResult
     from lightning_core.sampling import SamplingPolicy
     from lightning_core.sources import load_tasks
@@ -40,7 +40,7 @@ _HOMES = {
     "backend": ("Artifact", "Backend"),
     "capability": ("Capability",),
     "engine": ("Endpoint", "Engine", "EngineFactory"),
-    "evaluate": ("run", "run_sync"),
+    "running.evaluate": ("run", "run_sync"),
     "plugins": ("hookimpl",),
     "reward": ("Reward", "RewardScope", "RewardStatus"),
     "rollout": ("Attempt", "Budget", "Cause", "Mode", "Rollout", "RolloutStatus"),

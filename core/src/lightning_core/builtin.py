@@ -12,8 +12,8 @@ from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.openai_engine import OpenAIEngineFactory
 from lightning_core.plugins import hookimpl
-from lightning_core.progress import Line
 from lightning_core.rewards import contains, exact_match, numeric, token_f1
+from lightning_core.running.progress import Line
 from lightning_core.trace import Trace
 from lightning_core.worker.callable import CallableAdapter
 

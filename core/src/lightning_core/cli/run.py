@@ -14,9 +14,9 @@ from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.render import clip, counted, runs_table, summary
 from lightning_core.cli.terminal import complete, console
 from lightning_core.errors import RewardError, UsageError
-from lightning_core.evaluate import run
 from lightning_core.grading import RewardFunction
 from lightning_core.rollout import Budget, Cause
+from lightning_core.running.evaluate import run
 from lightning_core.runs import RunResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.settings import Settings

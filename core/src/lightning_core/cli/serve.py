@@ -18,8 +18,8 @@ from lightning_core.cli.terminal import console
 from lightning_core.client import Client
 from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import LightningError
-from lightning_core.launch import engine_started
 from lightning_core.plugins import installed
+from lightning_core.running.launch import engine_started
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.server.app import Server, ServerConfig, is_loopback
 from lightning_core.settings import Settings

@@ -14,8 +14,8 @@ from lightning_core.cli.terminal import console
 from lightning_core.client import Client
 from lightning_core.errors import UsageError, WireError
 from lightning_core.folder import RunFolder
-from lightning_core.launch import admin_token
 from lightning_core.rollout import Rollout, RolloutStatus
+from lightning_core.running.launch import admin_token
 from lightning_core.settings import Settings
 from lightning_core.store.sqlite import SQLiteStore
 from lightning_core.trace import Trace

@@ -15,7 +15,6 @@ from typing import Final
 
 import click
 
-from lightning_core.checks import check_agent
 from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.render import trace_tree
@@ -25,10 +24,11 @@ from lightning_core.engines import create_engine
 from lightning_core.errors import FencedError, UsageError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.instrument.bootstrap import child_environment
-from lightning_core.launch import serving
 from lightning_core.plugins import installed
 from lightning_core.redaction import redacted_options, redacted_words
 from lightning_core.rollout import Cause, Mode, Rollout
+from lightning_core.running.checks import check_agent
+from lightning_core.running.launch import serving
 from lightning_core.runs import RunConfig
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.settings import Settings

@@ -26,19 +26,19 @@ from lightning_core.errors import LightningError, UsageError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.instrument.context import PLACEHOLDER_KEY
-from lightning_core.live import LiveProgress
-from lightning_core.patience import PATIENCE
 from lightning_core.plugins import Plugins
-from lightning_core.progress import ProgressListener
 from lightning_core.redaction import without_userinfo
 from lightning_core.rollout import Budget, Mode
-from lightning_core.runner import DRAIN_SECONDS, ServedRun
+from lightning_core.running.live import LiveProgress
+from lightning_core.running.patience import PATIENCE
+from lightning_core.running.progress import ProgressListener
+from lightning_core.running.runner import DRAIN_SECONDS, ServedRun
+from lightning_core.running.workforce import Workforce
 from lightning_core.runs import RunConfig
 from lightning_core.server.process import ServerProcess
 from lightning_core.task import Task
 from lightning_core.tokens import Scope
 from lightning_core.worker.worker import Worker
-from lightning_core.workforce import Workforce
 
 log = logging.getLogger("lightning_core.run")
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from lightning_core.checks import check_agent, check_resumable, tasks_digest
 from lightning_core.children import Child
 from lightning_core.errors import AgentError, UsageError
+from lightning_core.running.checks import check_agent, check_resumable, tasks_digest
+from lightning_core.running.workforce import Workforce
 from lightning_core.runs import RunConfig
 from lightning_core.task import Task
-from lightning_core.workforce import Workforce
 
 DYING = """
 import sys

@@ -15,10 +15,10 @@ from lightning_core.client import Client
 from lightning_core.errors import WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, grade, reward_name
-from lightning_core.patience import Patience
 from lightning_core.plugins import Plugins
 from lightning_core.reward import Reward, RewardStatus
 from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
+from lightning_core.running.patience import Patience
 from lightning_core.task import Task
 from lightning_core.trace import Trace
 

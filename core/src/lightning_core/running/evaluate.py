@@ -19,17 +19,17 @@ import msgspec
 
 from lightning_core.adapter import Adapter
 from lightning_core.agents import agent_name, find_adapter
-from lightning_core.checks import check_agent, check_numbers, check_resumable, tasks_digest
 from lightning_core.client import Client
 from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, reward_name
-from lightning_core.launch import LaunchPlan, admin_token, launched
 from lightning_core.plugins import Plugins, installed
-from lightning_core.progress import ProgressListener
 from lightning_core.redaction import redacted, redacted_options, redacted_words, without_userinfo
 from lightning_core.rollout import Budget, Mode
+from lightning_core.running.checks import check_agent, check_numbers, check_resumable, tasks_digest
+from lightning_core.running.launch import LaunchPlan, admin_token, launched
+from lightning_core.running.progress import ProgressListener
 from lightning_core.runs import RolloutRequest, RunConfig, RunResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.settings import Settings

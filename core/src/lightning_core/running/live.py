@@ -17,8 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from lightning_core.progress import Progress as Counts
 from lightning_core.rollout import Cause
+from lightning_core.running.progress import Progress as Counts
 
 
 class LiveProgress:

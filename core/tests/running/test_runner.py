@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from lightning_core import runner as runner_module
 from lightning_core.capability import Capability
 from lightning_core.client import Client
 from lightning_core.engine import Endpoint, Engine, EngineFactory
@@ -21,9 +20,10 @@ from lightning_core.errors import (
     WireError,
 )
 from lightning_core.folder import RunFolder
-from lightning_core.launch import LaunchPlan, launched
 from lightning_core.plugins import hookimpl, load
 from lightning_core.rollout import Cause, Mode
+from lightning_core.running import runner as runner_module
+from lightning_core.running.launch import LaunchPlan, launched
 from lightning_core.runs import RolloutRequest, RunConfig
 from lightning_core.server import Server, ServerConfig
 from lightning_core.settings import Settings

@@ -16,13 +16,13 @@ from lightning_core.engine import Endpoint, Engine
 from lightning_core.errors import CapabilityError, EngineError, LightningError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
-from lightning_core.patience import PATIENCE, Patience
 from lightning_core.plugins import Plugins
-from lightning_core.progress import Progress, ProgressListener
 from lightning_core.records import Json
 from lightning_core.rollout import Budget, Cause, Rollout, RolloutStatus
+from lightning_core.running.patience import PATIENCE, Patience
+from lightning_core.running.progress import Progress, ProgressListener
+from lightning_core.running.scoring import Scoring
 from lightning_core.runs import RolloutRequest, Run, RunConfig
-from lightning_core.scoring import Scoring
 from lightning_core.task import Task
 from lightning_core.trace import Trace
 from lightning_core.wire import Event, ServedPolicy
