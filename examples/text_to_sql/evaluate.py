@@ -77,11 +77,17 @@ def main() -> None:
     parser.add_argument("--split", default="val", choices=["train", "val"])
     parser.add_argument("--limit", type=int, help="take no more questions than this")
     parser.add_argument("--model", help="smollm2, another local model, or a server's address")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of each reply, with --model")
     parser.add_argument("--concurrency", type=int, default=8)
     options = parser.parse_args()
     tasks = load(options.data, options.split, options.limit)
     result = lc.run_sync(
-        graph, tasks, reward=score, model=options.model, concurrency=options.concurrency
+        graph,
+        tasks,
+        reward=score,
+        model=options.model,
+        sampling=lc.SamplingPolicy(temperature=0.0, max_tokens=options.max_tokens),
+        concurrency=options.concurrency,
     )
     print(report(tasks, result))
 
