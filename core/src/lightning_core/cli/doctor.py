@@ -160,7 +160,7 @@ def _plugins(plugins: Plugins) -> Iterator[Finding]:
             "plugins",
             Verdict.OPTIONAL,
             "none installed",
-            "pip install lightning-langgraph lightning-local",
+            'from a checkout: pip install ./core "./plugins/langgraph[instruments]" ./backends/local',
         )
 
 
@@ -171,7 +171,7 @@ def _models() -> Iterator[Finding]:
             "torch",
             Verdict.OPTIONAL,
             "not installed; only models that run here need it",
-            "pip install lightning-local",
+            "from a checkout: pip install ./core ./backends/local",
         )
     else:
         yield Finding("torch", Verdict.GOOD, torch)

@@ -26,7 +26,10 @@ def command() -> int:
         table.add_row(info.name, info.distribution, info.version, frameworks or "none", hooks)
     out.print(table)
     if not plugins.found:
-        out.print("no plugins are installed; try `pip install lightning-langgraph`", style="dim")
+        out.print(
+            "no plugins are installed; from a checkout: `pip install ./core ./plugins/langgraph`",
+            style="dim",
+        )
     for kind, names in (
         ("adapters", plugins.adapters()),
         ("engines", plugins.engines()),
