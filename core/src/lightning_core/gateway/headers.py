@@ -8,6 +8,7 @@ from enum import Enum
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from lightning_core.gateway.refusal import Refusal
+from lightning_core.tokens import PREFIX
 from lightning_core.trace import CallErrorKind
 
 _HOP_BY_HOP = frozenset(
@@ -30,7 +31,6 @@ _OURS_UPSTREAM = _HOP_BY_HOP | {
 _CREDENTIALS = frozenset(
     {"authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project"}
 )
-_TOKEN_PREFIX = "lc1."
 _REMEMBERED_NAMES = 1024
 
 
@@ -119,7 +119,7 @@ def _one_line(key: str) -> str:
 def session_token(value: str) -> str | None:
     """The session token in an `Authorization` or `api-key` header; None where it is another key."""
     token = value[7:].strip() if value[:7].lower() == "bearer " else value
-    return token if token.startswith(_TOKEN_PREFIX) else None
+    return token if token.startswith(PREFIX) else None
 
 
 def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
