@@ -38,7 +38,6 @@ class Relay:
         self._prepared = prepared
         self._target = target
         self._upstream = upstream
-        self._max_reply = max_reply
         self._captured: list[bytes] = []
         self._sent: list[bytes] | None = None
         self._room = max_reply
@@ -51,8 +50,6 @@ class Relay:
         """What the agent is being answered; None before its first byte."""
         self.whole = False
         """Whether the upstream's last byte has come."""
-        self.delivered = False
-        """Whether the last byte was handed to the agent's connection."""
         self.error: CallError | None = None
         """Why the reply broke off."""
         self.first_byte_at: float | None = None
@@ -124,11 +121,14 @@ class Relay:
                 kept = passed_back(self._reply.headers, edited=True)
                 kept["Content-Type"] = self.content_type
                 lines = passed_back_lines(kept, edited=True)
-        response = Outgoing(self.status, self._reply.reason, lines, len(shown))
+        return await self._send_whole(lines, shown)
+
+    async def _send_whole(self, lines: str, body: bytes) -> web.StreamResponse:
+        """Answer with a body of which every byte is at hand."""
+        response = Outgoing(self.status, self._reply.reason, lines, len(body))
         self.response = response
         await response.prepare(self._request)
-        await response.write_eof(shown)
-        self.delivered = True
+        await response.write_eof(body)
         return response
 
     async def _deliver_stream(self) -> web.StreamResponse:
@@ -159,12 +159,7 @@ class Relay:
             shown = sieve.feed(data if inflate is None else inflate(data)) + sieve.close()
             self._sent = [shown]
         lines = passed_back_lines(self._reply.headers, edited=sieve is not None)
-        response = Outgoing(self.status, self._reply.reason, lines, len(shown))
-        self.response = response
-        await response.prepare(self._request)
-        await response.write_eof(shown)
-        self.delivered = True
-        return response
+        return await self._send_whole(lines, shown)
 
     async def _pump(
         self,
@@ -219,7 +214,6 @@ class Relay:
             sent.append(chunk)
         if self.whole and not self._closed_early():
             await response.write_eof(chunk)
-            self.delivered = True
         else:
             if chunk:
                 await write(chunk)

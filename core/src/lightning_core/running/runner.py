@@ -25,7 +25,7 @@ from lightning_core.running.scoring import Scoring
 from lightning_core.runs import RolloutRequest, Run, RunConfig
 from lightning_core.task import Task
 from lightning_core.trace import Trace
-from lightning_core.wire import Event, ServedPolicy
+from lightning_core.wire import Event, EventKind, ServedPolicy
 
 log = logging.getLogger("lightning_core.run")
 
@@ -54,16 +54,16 @@ class Seen:
     def add(self, event: Event) -> None:
         """Take an event."""
         attempt = event.attempt_id or ""
-        if event.kind == "attempt_started":
+        if event.kind is EventKind.ATTEMPT_STARTED:
             self.running.add(attempt)
-        elif event.kind == "attempt_ended":
+        elif event.kind is EventKind.ATTEMPT_ENDED:
             self.running.discard(attempt)
             if event.cause is Cause.LOST:
                 self.lost.add(attempt)
                 self.suspects.add(event.rollout_id)
             elif event.cause is not Cause.CANCELLED:
                 self.suspects.discard(event.rollout_id)
-        elif event.kind == "rollout_ended":
+        elif event.kind is EventKind.ROLLOUT_ENDED:
             self.suspects.discard(event.rollout_id)
 
 
@@ -342,7 +342,7 @@ class ServedRun(Run):
             for event in events:
                 after = event.number
                 self._seen.add(event)
-                if event.kind == "rollout_ended":
+                if event.kind is EventKind.ROLLOUT_ENDED:
                     self._take(event.rollout_id)
             if events:
                 self.progress.running = len(self._seen.running)
