@@ -1,3 +1,5 @@
+"""The environment of a child process: what it carries, and what it gives back."""
+
 from __future__ import annotations
 
 import json

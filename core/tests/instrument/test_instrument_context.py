@@ -1,3 +1,5 @@
+"""The context: whose code is running, and the spans that it opens."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Callbacks after the import of a module, and their undoing."""
+
 from __future__ import annotations
 
 import importlib

@@ -1,3 +1,5 @@
+"""An attempt goes along into threads, executors and child processes."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""The adapter is held to the conformance class of core."""
+
 from __future__ import annotations
 
 import operator

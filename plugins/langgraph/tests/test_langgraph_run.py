@@ -1,3 +1,5 @@
+"""What the adapter accepts, describes and runs."""
+
 from __future__ import annotations
 
 import dataclasses
