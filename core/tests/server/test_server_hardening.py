@@ -12,6 +12,7 @@ from aiohttp import web
 
 from lightning_core.errors import FencedError, WireError
 from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
+from lightning_core.server.retention import Retention
 from lightning_core.store.sqlite import SQLiteStore
 from lightning_core.task import Task
 from lightning_core.tokens import Scope
@@ -266,3 +267,12 @@ async def test_fences_grow_and_cannot_be_guessed(open_server):
         assert fences == sorted(fences)
         assert len({later - earlier for earlier, later in itertools.pairwise(fences)}) > 10
         assert all(fence < 2**53 for fence in fences)
+
+
+async def test_a_look_for_what_is_old_ends_where_there_is_nothing(tmp_path):
+    store = await SQLiteStore.open(tmp_path / "store.sqlite")
+    try:
+        async with asyncio.timeout(30):
+            await Retention(store, 1.0).look(1000.0)
+    finally:
+        await store.close()
