@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,10 +17,6 @@ from lightning_core.worker.callable import CallableAdapter
 pytestmark = pytest.mark.slow
 
 
-def write_tasks(folder, *tasks):
-    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-
-
 def traces(cli, run="last"):
     done = cli("show", run, "--json")
     assert done.returncode == 0, done.stderr
@@ -32,26 +26,12 @@ def traces(cli, run="last"):
     }
 
 
-def processes_with(marker: str) -> list[int]:
-    """The processes whose environment holds a marker."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if marker.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def test_a_run_records_every_call_and_scores_every_rollout(cli, folder, scripted_server):
+def test_a_run_records_every_call_and_scores_every_rollout(cli, folder, write_tasks, run):
     write_tasks(
-        folder,
         {"id": "a", "input": "hello", "expected": "hello"},
         {"id": "b", "input": "hello", "expected": "bye"},
     )
-    done = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--reward", "agents.py:score",
-               "--model", scripted_server.base_url)  # fmt: skip
+    done = run("agents.py:streaming", "--reward", "agents.py:score")
     assert done.returncode == 0, done.stderr
     assert "2 rollouts: 2 success; 2 scored, mean reward 0.500" in done.stdout
     got = traces(cli)
@@ -66,9 +46,9 @@ def test_a_run_records_every_call_and_scores_every_rollout(cli, folder, scripted
 
 
 def test_without_a_model_calls_go_where_they_went_with_the_agents_own_key(
-    cli, folder, scripted_server
+    cli, folder, scripted_server, write_tasks
 ):
-    write_tasks(folder, {"id": "a", "input": "hello"})
+    write_tasks({"id": "a", "input": "hello"})
     done = cli("run", "agents.py:plain", "--tasks", "tasks.jsonl",
                OPENAI_BASE_URL=scripted_server.base_url, OPENAI_API_KEY="sk-users-own")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -81,9 +61,9 @@ def test_without_a_model_calls_go_where_they_went_with_the_agents_own_key(
             assert b"sk-users-own" not in path.read_bytes(), path
 
 
-def test_no_token_is_written_to_any_log_or_record(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "hello"})
-    cli("run", "agents.py:plain", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url)
+def test_no_token_is_written_to_any_log_or_record(cli, folder, scripted_server, write_tasks, run):
+    write_tasks({"id": "a", "input": "hello"})
+    run("agents.py:plain")
     cli(
         "trace",
         "--model",
@@ -99,9 +79,8 @@ def test_no_token_is_written_to_any_log_or_record(cli, folder, scripted_server):
         assert b"lc1." not in path.read_bytes(), path
 
 
-def test_each_failure_is_put_down_to_its_cause_and_the_others_go_on(cli, folder, scripted_server):
+def test_each_failure_is_put_down_to_its_cause_and_the_others_go_on(cli, folder, write_tasks, run):
     write_tasks(
-        folder,
         {"id": "good", "input": "hello", "expected": "hello"},
         {"id": "raises", "input": "raise"},
         {"id": "hangs", "input": "hang"},
@@ -109,8 +88,7 @@ def test_each_failure_is_put_down_to_its_cause_and_the_others_go_on(cli, folder,
         {"id": "bad-grader", "input": "x", "metadata": {"grader": "raise"}},
         {"id": "nan-grader", "input": "x", "metadata": {"grader": "nan"}},
     )
-    done = cli("run", "agents.py:moody", "--tasks", "tasks.jsonl", "--reward", "agents.py:score",
-               "--model", scripted_server.base_url, "--timeout", "5")  # fmt: skip
+    done = run("agents.py:moody", "--reward", "agents.py:score", "--timeout", "5")
     assert done.returncode == 0, done.stderr
     got = traces(cli)
     causes = {task: str(trace.attempt.cause) for task, trace in got.items()}
@@ -126,74 +104,64 @@ def test_each_failure_is_put_down_to_its_cause_and_the_others_go_on(cli, folder,
     assert all(len(trace.calls) == 1 for trace in got.values())
 
 
-def test_an_agent_that_exits_takes_no_sibling_with_it_when_isolated(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "good", "input": "hello"}, {"id": "exits", "input": "exit"})
-    done = cli(
-        "run",
-        "agents.py:moody",
-        "--tasks",
-        "tasks.jsonl",
-        "--isolate",
-        "--model",
-        scripted_server.base_url,
-    )
+def test_an_agent_that_exits_takes_no_sibling_with_it_when_isolated(cli, write_tasks, run):
+    write_tasks({"id": "good", "input": "hello"}, {"id": "exits", "input": "exit"})
+    done = run("agents.py:moody", "--isolate")
     assert done.returncode == 0, done.stderr
     causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
     assert causes == {"good": "success", "exits": "agent_error"}
 
 
-def test_an_agent_that_ends_its_worker_is_lost_and_the_others_succeed(cli, folder, scripted_server):
+def test_an_agent_that_ends_its_worker_is_found_out_and_the_others_succeed(cli, write_tasks, run):
     good = {f"good{n}": {"id": f"good{n}", "input": f"q{n}"} for n in range(8)}
     tasks = list(good.values())
-    write_tasks(folder, *tasks[:3], {"id": "exits", "input": "exit"}, *tasks[3:])
-    done = cli(
-        "run", "agents.py:moody", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url
-    )
+    write_tasks(*tasks[:3], {"id": "exits", "input": "exit"}, *tasks[3:])
+    done = run("agents.py:moody")
     assert done.returncode == 0, done.stderr
     got = traces(cli)
     causes = {task: str(trace.attempt.cause) for task, trace in got.items()}
-    assert causes == {**dict.fromkeys(good, "success"), "exits": "lost"}
+    assert causes == {**dict.fromkeys(good, "success"), "exits": "agent_error"}
     assert got["exits"].attempt.number == 2
-    assert "ended with status 7" in got["exits"].attempt.error
-    assert "it ran this attempt" in got["exits"].attempt.error
+    assert "the agent ended its process (status 7)" in got["exits"].attempt.error
+    first = cli("show", "last", "exits", "--attempt", "1").stdout
+    assert "attempt 1  lost" in first
+    assert "ended with status 7" in first
     assert "worker 0: ended with status 7" in done.stderr
     assert "`--isolate`" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_with_two_workers_too_an_exit_takes_no_other_rollout_with_it(cli, folder, scripted_server):
+def test_with_two_workers_too_an_exit_takes_no_other_rollout_with_it(cli, write_tasks, run):
     tasks = [{"id": f"good{n}", "input": f"q{n}"} for n in range(6)]
-    write_tasks(folder, *tasks[:3], {"id": "exits", "input": "exit"}, *tasks[3:])
-    done = cli("run", "agents.py:moody", "--tasks", "tasks.jsonl", "--workers", "2",
-               "--model", scripted_server.base_url)  # fmt: skip
+    write_tasks(*tasks[:3], {"id": "exits", "input": "exit"}, *tasks[3:])
+    done = run("agents.py:moody", "--workers", "2")
     assert done.returncode == 0, done.stderr
     causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
-    assert causes.pop("exits") == "lost"
+    assert causes.pop("exits") == "agent_error"
     assert causes == dict.fromkeys((task["id"] for task in tasks), "success")
 
 
 def test_sync_agents_that_hang_use_up_a_worker_and_the_next_one_goes_on(
-    cli, folder, scripted_server
+    cli, folder, write_tasks, run
 ):
     (folder / "agents.py").write_text(
         (folder / "agents.py").read_text()
         + "\ndef sync(question):\n    if question == 'hang':\n        time.sleep(3600)\n    return ask(question)\n"
     )
-    write_tasks(folder, {"id": "hangs", "input": "hang"}, {"id": "good", "input": "hello"})
-    done = cli("run", "agents.py:sync", "--tasks", "tasks.jsonl", "--concurrency", "1", "--timeout", "2",
-               "--model", scripted_server.base_url)  # fmt: skip
+    write_tasks({"id": "hangs", "input": "hang"}, {"id": "good", "input": "hello"})
+    done = run("agents.py:sync", "--concurrency", "1", "--timeout", "2")
     assert done.returncode == 0, done.stderr
     causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
     assert causes == {"hangs": "timeout", "good": "success"}
     assert "`--isolate`" in done.stderr
 
 
-def test_a_failed_model_call_is_a_model_error_and_is_tried_again(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "hello"})
+def test_a_failed_model_call_is_a_model_error_and_is_tried_again(
+    cli, scripted_server, write_tasks, run
+):
+    write_tasks({"id": "a", "input": "hello"})
     scripted_server.enqueue(Error(500, {"error": {"message": "overloaded"}}), Text("better"))
-    done = cli(
-        "run", "agents.py:plain", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url
-    )
+    done = run("agents.py:plain")
     assert done.returncode == 0, done.stderr
     trace = traces(cli)["a"]
     assert (trace.attempt.number, trace.output) == (2, "better")
@@ -202,7 +170,7 @@ def test_a_failed_model_call_is_a_model_error_and_is_tried_again(cli, folder, sc
     assert "overloaded" in first.stdout
 
 
-def test_a_command_in_another_language_is_an_agent(cli, folder, scripted_server):
+def test_a_command_in_another_language_is_an_agent(cli, folder, scripted_server, write_tasks):
     (folder / "agent.sh").write_text(
         "question=$(python3 -c \"import json,os;print(json.load(open(os.environ['LIGHTNING_CORE_TASK']))['input'])\")\n"
         'curl -s "$OPENAI_BASE_URL/chat/completions" -H "content-type: application/json" '
@@ -210,7 +178,7 @@ def test_a_command_in_another_language_is_an_agent(cli, folder, scripted_server)
         '-d "{\\"model\\": \\"m\\", \\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"$question\\"}]}" '
         "> reply-$$.json && python3 -c \"import json,sys;print(json.load(open(sys.argv[1]))['choices'][0]['message']['content'])\" reply-$$.json\n"
     )
-    write_tasks(folder, {"id": "a", "input": "hello", "expected": "hello"})
+    write_tasks({"id": "a", "input": "hello", "expected": "hello"})
     done = cli("run", "--tasks", "tasks.jsonl", "--reward", "exact_match", "--model", scripted_server.base_url,
                "--", "bash", "agent.sh")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -219,9 +187,9 @@ def test_a_command_in_another_language_is_an_agent(cli, folder, scripted_server)
 
 
 def test_a_run_that_was_killed_is_resumed_and_repeats_nothing(
-    cli, folder, environment, scripted_server
+    cli, folder, environment, scripted_server, write_tasks, processes_with
 ):
-    write_tasks(folder, *({"id": f"t{n}", "input": f"q{n}", "expected": f"q{n}"} for n in range(6)))
+    write_tasks(*({"id": f"t{n}", "input": f"q{n}", "expected": f"q{n}"} for n in range(6)))
     scripted_server.respond(
         lambda request: (
             Delay(0.3, Text(request.messages[-1]["content"])) if request.messages else None
@@ -244,9 +212,11 @@ def test_a_run_that_was_killed_is_resumed_and_repeats_nothing(
     assert 6 <= sum(bool(request.messages) for request in scripted_server.requests) <= 8
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_leaves_no_process_behind(folder, environment, scripted_server, kind):
-    write_tasks(folder, {"id": "a", "input": "hang"})
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_leaves_no_process_behind(
+    folder, environment, scripted_server, kind, write_tasks, processes_with
+):
+    write_tasks({"id": "a", "input": "hang"})
     mark = f"interrupted-run-{kind}"
     process = subprocess.Popen(
         ["lightning-core", "run", "agents.py:moody", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url],
@@ -255,13 +225,13 @@ def test_ctrl_c_leaves_no_process_behind(folder, environment, scripted_server, k
     scripted_server.wait_for(1).wait(120)
     process.send_signal(kind)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == (130 if kind == signal.SIGINT else 143)
+    assert process.returncode == 128 + kind
     assert "Traceback" not in said
     assert processes_with(mark) == []
 
 
-def test_a_failed_start_leaves_no_process_behind(cli, folder):
-    write_tasks(folder, {"id": "a", "input": "x"})
+def test_a_failed_start_leaves_no_process_behind(cli, write_tasks, processes_with):
+    write_tasks({"id": "a", "input": "x"})
     done = cli(
         "run",
         "agents.py:plain",
@@ -291,7 +261,7 @@ def test_a_failed_start_leaves_no_process_behind(cli, folder):
         (("--tasks", "tasks.jsonl", "--model", "no such model"), "no engine accepts it"),
         (("--tasks", "tasks.jsonl", "--name", "../out"), "run name '../out'"),
         (("--tasks", "tasks.jsonl", "--field", "input=absent"), "absent"),
-        (("--tasks", "tasks.jsonl", "--resume"), "which run?"),
+        (("--tasks", "tasks.jsonl", "--resume"), "run `last`: not found"),
         (("--tasks", "tasks.jsonl", "--name", "last"), "run name 'last'"),
         (("--tasks", "tasks.jsonl", "--workers", "0"), "add `--server`"),
         (("--tasks", "tasks.jsonl", "--timeout", "nan"), "timeout"),
@@ -313,8 +283,10 @@ def test_a_failed_start_leaves_no_process_behind(cli, folder):
         (("--tasks", "tasks.jsonl", "--server", "http://127.0.0.1:9"), "token is needed"),
     ],
 )
-def test_bad_arguments_are_one_clear_error_and_nothing_is_started(cli, folder, arguments, says):
-    write_tasks(folder, {"id": "a", "input": "x"})
+def test_bad_arguments_are_one_clear_error_and_nothing_is_started(
+    cli, folder, arguments, says, write_tasks
+):
+    write_tasks({"id": "a", "input": "x"})
     done = cli("run", "agents.py:plain", *arguments)
     assert done.returncode == 1
     assert says in done.stderr
@@ -333,9 +305,9 @@ def test_bad_arguments_are_one_clear_error_and_nothing_is_started(cli, folder, a
     ],
 )
 def test_an_agent_that_is_not_there_is_one_clear_error_and_nothing_is_started(
-    cli, folder, agent, says
+    cli, folder, agent, says, write_tasks
 ):
-    write_tasks(folder, {"id": "a", "input": "x"})
+    write_tasks({"id": "a", "input": "x"})
     done = cli("run", "--tasks", "tasks.jsonl", *agent)
     assert done.returncode == 1
     assert says in done.stderr
@@ -343,9 +315,9 @@ def test_an_agent_that_is_not_there_is_one_clear_error_and_nothing_is_started(
 
 
 def test_a_run_keeps_no_secret_of_its_command_line_and_is_its_owners_alone(
-    cli, folder, scripted_server
+    cli, folder, scripted_server, write_tasks
 ):
-    write_tasks(folder, {"id": "a", "input": "x"})
+    write_tasks({"id": "a", "input": "x"})
     done = cli("run", "--tasks", "tasks.jsonl", "--name", "quiet", "--model", scripted_server.base_url, "--",
                "bash", "-c", "echo hi", "agent", "--api-key", "hunter2", "--password=hunter2")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -359,8 +331,10 @@ def test_a_run_keeps_no_secret_of_its_command_line_and_is_its_owners_alone(
             assert b"hunter2" not in path.read_bytes(), path
 
 
-def test_a_run_is_resumed_only_with_what_it_was_started_with(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "x", "expected": "x"})
+def test_a_run_is_resumed_only_with_what_it_was_started_with(
+    cli, folder, scripted_server, write_tasks
+):
+    write_tasks({"id": "a", "input": "x", "expected": "x"})
     started = ("--name", "mine", "--model", scripted_server.base_url, "--reward", "exact_match")
     assert cli("run", "agents.py:plain", "--tasks", "tasks.jsonl", *started).returncode == 0
     kept = json.loads((folder / "runs/mine/run.json").read_text())
@@ -379,15 +353,15 @@ def test_a_run_is_resumed_only_with_what_it_was_started_with(cli, folder, script
         done = cli("run", agent, "--tasks", "tasks.jsonl", *options, "--resume")
         assert done.returncode == 1
         assert says in done.stderr
-    write_tasks(folder, {"id": "a", "input": "x", "expected": "y"})
+    write_tasks({"id": "a", "input": "x", "expected": "y"})
     done = cli("run", "agents.py:plain", "--tasks", "tasks.jsonl", *started, "--resume")
     assert done.returncode == 1
     assert "the tasks' ids or contents differ" in done.stderr
     assert json.loads((folder / "runs/mine/run.json").read_text()) == kept
 
 
-def test_a_name_that_is_taken_is_refused(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "x"})
+def test_a_name_that_is_taken_is_refused(cli, scripted_server, write_tasks):
+    write_tasks({"id": "a", "input": "x"})
     arguments = (
         "run",
         "agents.py:plain",
@@ -404,117 +378,9 @@ def test_a_name_that_is_taken_is_refused(cli, folder, scripted_server):
     assert "`--resume`" in again.stderr
 
 
-def test_trace_shows_any_programs_calls_and_passes_its_status_on(cli, folder, scripted_server):
-    (folder / "program.py").write_text(
-        "import sys, agents\nprint(agents.plain('what is up?'))\nsys.exit(3)\n"
-    )
-    done = cli(
-        "trace",
-        "--",
-        "python",
-        "program.py",
-        OPENAI_BASE_URL=scripted_server.base_url,
-        OPENAI_API_KEY="k",
-    )
-    assert done.returncode == 3
-    assert done.stdout == "what is up?\n"
-    assert "user what is up?" in done.stderr
-    assert "ended with status 3" in done.stderr
-
-
-def test_trace_says_when_it_saw_nothing(cli):
-    done = cli("trace", "--", "python", "-c", "print('hi')")
-    assert (done.returncode, done.stdout) == (0, "hi\n")
-    assert "no model call was seen" in done.stderr
-
-
-def test_server_and_worker_on_their_own(cli, folder, environment, scripted_server):
-    write_tasks(folder, *({"id": f"t{n}", "input": f"q{n}", "expected": f"q{n}"} for n in range(4)))
-    mark = {"MARK": "own-server-55"}
-    server = subprocess.Popen(
-        ["lightning-core", "serve", "--port", "0", "--model", scripted_server.base_url],
-        cwd=folder, env=environment | mark, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    try:
-        said = [server.stdout.readline() for _ in range(5)]
-        url = said[0].split()[2].rstrip(",")
-        worker_token, admin_token = (
-            line.partition("TOKEN=")[2].strip() for line in (said[1], said[3])
-        )
-        worker = subprocess.Popen(
-            ["lightning-core", "work", "agents.py:streaming", "--server", url],
-            cwd=folder, env=environment | mark | {"LIGHTNING_CORE_TOKEN": worker_token},
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            done = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--reward", "exact_match", "--workers", "0",
-                       "--server", url, "--name", "far", LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert "4 scored, mean reward 1.000" in done.stdout
-            config = json.loads((folder / "runs/far/run.json").read_text())
-            assert (config["mode"], config["model"]) == ("val", "scripted")
-            hint = re.search(r"lightning-core (show far) ROLLOUT (--server \S+)", done.stdout)
-            assert hint, done.stdout
-            shown = cli("show", "far", "t2", "--server", url, LIGHTNING_CORE_TOKEN=admin_token)
-            assert "user q2" in shown.stdout, shown.stderr
-            assert "4 rollouts" in cli("show", "serve").stdout
-            both = cli("run", "agents.py:streaming", "--tasks", "tasks.jsonl", "--server", url,
-                       "--model", scripted_server.base_url, LIGHTNING_CORE_TOKEN=admin_token)  # fmt: skip
-            assert both.returncode == 1
-            assert "`lightning-core serve --model …`" in both.stderr
-        finally:
-            worker.send_signal(signal.SIGINT)
-            assert worker.wait(30) == 0
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.stdout.close()
-        assert server.wait(30) == 0
-    assert processes_with("own-server-55") == []
-
-
-def test_ctrl_c_ends_serve_while_a_model_loads(folder, environment):
-    package = folder / "slow"
-    (package / "lightning_slow-1.0.dist-info").mkdir(parents=True)
-    (package / "lightning_slow-1.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: lightning-slow\nVersion: 1.0\n"
-    )
-    (package / "lightning_slow-1.0.dist-info/entry_points.txt").write_text(
-        "[lightning_core]\nslow = lightning_slow\n"
-    )
-    (package / "lightning_slow.py").write_text(
-        "import asyncio\n"
-        "from lightning_core import Engine, EngineFactory, hookimpl\n"
-        "class Slow(Engine):\n"
-        "    name = 'slow'\n"
-        "    gives = frozenset()\n"
-        "    async def start(self):\n"
-        "        print('loading', flush=True)\n"
-        "        await asyncio.sleep(3600)\n"
-        "    async def stop(self):\n"
-        "        print('stopped', flush=True)\n"
-        "class Factory(EngineFactory):\n"
-        "    name = 'slow'\n"
-        "    def accepts(self, model):\n"
-        "        return model == 'slow'\n"
-        "    def create(self, model, *, folder, options):\n"
-        "        return Slow()\n"
-        "@hookimpl\n"
-        "def lightning_register_engines():\n"
-        "    return [Factory()]\n"
-    )
-    server = subprocess.Popen(
-        ["lightning-core", "serve", "--port", "0", "--model", "slow"],
-        cwd=folder, env=environment | {"PYTHONPATH": str(package)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    assert server.stdout.readline() == "loading\n"
-    server.send_signal(signal.SIGINT)
-    out, said = server.communicate(timeout=30)
-    assert (out, server.returncode) == ("stopped\n", 0)
-    assert "Traceback" not in said
-
-
-def test_a_plugin_that_fails_to_import_is_named_and_the_run_goes_on(cli, folder, scripted_server):
+def test_a_plugin_that_fails_to_import_is_named_and_the_run_goes_on(
+    cli, folder, scripted_server, write_tasks
+):
     package = folder / "broken"
     (package / "lightning_broken-1.2.dist-info").mkdir(parents=True)
     (package / "lightning_broken-1.2.dist-info/METADATA").write_text(
@@ -527,7 +393,7 @@ def test_a_plugin_that_fails_to_import_is_named_and_the_run_goes_on(cli, folder,
     listed = cli("plugins", PYTHONPATH=str(package))
     assert listed.returncode == 1
     assert "plugin `broken` of `lightning-broken` 1.2 could not be loaded" in listed.stdout
-    write_tasks(folder, {"id": "a", "input": "x"})
+    write_tasks({"id": "a", "input": "x"})
     done = cli(
         "run",
         "agents.py:plain",
@@ -571,7 +437,7 @@ async def test_from_python_a_live_agent_runs_in_this_process(
     assert "OPENAI_API_KEY" not in os.environ
 
 
-async def test_tasks_may_be_any_iterable_and_a_live_object_may_bring_its_adapter(tmp_path):
+async def test_tasks_may_be_any_iterable_and_a_live_object_may_bring_its_adapter(tmp_path, run):
     class Shouting(CallableAdapter):
         async def run(self, agent, task, context):
             return (await super().run(agent, task, context)).upper()
@@ -608,8 +474,8 @@ async def test_run_sync_refuses_a_running_loop():
         lc.run_sync(lambda question: question, [{"input": "x"}])
 
 
-def test_a_resumed_run_tells_of_each_rollout_once(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "x"}, {"id": "b", "input": "y"})
+def test_a_resumed_run_tells_of_each_rollout_once(cli, folder, scripted_server, write_tasks):
+    write_tasks({"id": "a", "input": "x"}, {"id": "b", "input": "y"})
     arguments = (
         "run",
         "agents.py:plain",
@@ -626,25 +492,16 @@ def test_a_resumed_run_tells_of_each_rollout_once(cli, folder, scripted_server):
     assert sorted(json.loads(line)["task"] for line in lines) == ["a", "b"]
 
 
-def test_a_reward_that_always_fails_is_said_and_is_no_success(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "x", "metadata": {"grader": "raise"}})
-    done = cli(
-        "run",
-        "agents.py:plain",
-        "--tasks",
-        "tasks.jsonl",
-        "--reward",
-        "agents.py:score",
-        "--model",
-        scripted_server.base_url,
-    )
+def test_a_reward_that_always_fails_is_said_and_is_no_success(write_tasks, run):
+    write_tasks({"id": "a", "input": "x", "metadata": {"grader": "raise"}})
+    done = run("agents.py:plain", "--reward", "agents.py:score")
     assert done.returncode == 1
     assert "the reward function failed on 1 rollout; first:" in done.stdout
     assert "the grader broke" in done.stdout
 
 
-def test_no_agent_or_model_commands_the_terminal(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "a", "input": "\x1b[2J\x1b]0;pwned\x07\u009bred"})
+def test_no_agent_or_model_commands_the_terminal(cli, scripted_server, write_tasks):
+    write_tasks({"id": "a", "input": "\x1b[2J\x1b]0;pwned\x07\u009bred"})
     for arguments in (
         ("run", "agents.py:plain", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url),
         ("show", "last", "a", "--full"),
@@ -656,18 +513,9 @@ def test_no_agent_or_model_commands_the_terminal(cli, folder, scripted_server):
         assert "␛[2J" in done.stdout
 
 
-def test_show_lists_and_finds(cli, folder, scripted_server):
-    write_tasks(folder, {"id": "alpha", "input": "x"}, {"id": "beta", "input": "y"})
-    cli(
-        "run",
-        "agents.py:plain",
-        "--tasks",
-        "tasks.jsonl",
-        "--model",
-        scripted_server.base_url,
-        "--name",
-        "shown",
-    )
+def test_show_lists_and_finds(cli, write_tasks, run):
+    write_tasks({"id": "alpha", "input": "x"}, {"id": "beta", "input": "y"})
+    run("agents.py:plain", "--name", "shown")
     assert "alpha:0" in cli("show", "sho").stdout
     assert "user y" in cli("show", "last", "beta").stdout
     missing = cli("show", "shown", "gamma")

@@ -37,8 +37,8 @@ async def test_what_a_lost_worker_held_ends_at_once_and_nothing_else_does(admin)
     await admin.enqueue([Rollout(id=f"r:{n}", task_id="t", run="r") for n in range(3)])
     gone = await admin.lease("gone / one", capacity=2, wait=0)
     (kept,) = await admin.lease("other", capacity=1, wait=0)
-    assert await admin.worker_lost("gone / one", "ended with status 7") == 2
-    assert await admin.worker_lost("gone / one", "again") == 0
+    assert await admin.worker_lost("gone / one", "ended with status 7") == (2, 2)
+    assert await admin.worker_lost("gone / one", "again") == (0, 0)
     for lease in gone:
         trace = await admin.trace(lease.rollout.id)
         assert trace.attempt.cause is Cause.LOST

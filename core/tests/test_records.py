@@ -233,3 +233,24 @@ def test_errors_can_be_pickled():
 def test_type_hints_resolve():
     for cls in RECORDS:
         typing.get_type_hints(cls)
+
+
+def test_a_result_shows_what_came_of_the_run_and_not_its_traces():
+    ended = [_trace((), ()) for _ in range(3)]
+    result = runs.RunResult(name="mine", folder="runs/mine", traces=tuple(ended))
+    assert repr(result) == "<RunResult 'mine': 3 rollouts (none ended), 0 scored, mean reward none>"
+    scored = [
+        msgspec.structs.replace(
+            one,
+            attempt=msgspec.structs.replace(one.attempt, cause=cause),
+            rewards=rewards,
+        )
+        for one, cause, rewards in (
+            (ended[0], Cause.SUCCESS, (Reward(value=1.0),)),
+            (ended[1], Cause.SUCCESS, (Reward(value=0.5),)),
+            (ended[2], Cause.TIMEOUT, ()),
+        )
+    ]
+    result = msgspec.structs.replace(result, traces=tuple(scored))
+    shown = "<RunResult 'mine': 3 rollouts (2 success, 1 timeout), 2 scored, mean reward 0.750>"
+    assert (repr(result), str(result)) == (shown, shown)

@@ -121,6 +121,11 @@ class Child:
             if isinstance(error, asyncio.CancelledError):
                 raise
 
+    @property
+    def exit_status(self) -> int | None:
+        """The status with which it ended by itself, negative for a signal's number; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
     async def died(self) -> WireError:
         """Wait until it ends by itself; why it did."""
         if self._process is None:

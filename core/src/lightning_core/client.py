@@ -32,6 +32,15 @@ class Drain(NamedTuple):
     """How many are under way still."""
 
 
+class WorkerEnd(NamedTuple):
+    """What became of the attempts of a worker that has ended."""
+
+    ended: int
+    """How many it held."""
+    lost: int
+    """How many of them ended as `lost`."""
+
+
 class Client:
     """Speaks `docs/wire.md`. Every call has a time-out.
 
@@ -72,13 +81,25 @@ class Client:
     # Workers -------------------------------------------------------------------------------------------------
 
     async def lease(
-        self, worker: str, *, capacity: int, wait: float, upstream: str | None = None
+        self,
+        worker: str,
+        *,
+        capacity: int,
+        wait: float,
+        upstream: str | None = None,
+        run: str | None = None,
     ) -> list[Lease]:
-        """Up to `capacity` attempts, waiting up to `wait` seconds for the first.
+        """Up to `capacity` attempts, of one run where named, waiting up to `wait` seconds for the first.
 
         `upstream` is where observe calls go that name no target: the worker's own `OPENAI_BASE_URL`.
         """
-        body = {"worker": worker, "capacity": capacity, "wait": wait, "upstream": upstream}
+        body: dict[str, Any] = {
+            "worker": worker,
+            "capacity": capacity,
+            "wait": wait,
+            "upstream": upstream,
+        }
+        body |= {} if run is None else {"run": run}
         answer = await self._post("/leases", body, wait=wait)
         return _as(list[Lease], answer, "leases")
 
@@ -163,10 +184,17 @@ class Client:
         """A token for workers, which never need an admin's."""
         return _as(str, await self._post("/tokens", {"scope": "worker"}), "token")
 
-    async def worker_lost(self, name: str, reason: str) -> int:
-        """End as `lost` what a worker held that is known to have ended; how many attempts."""
-        answer = await self._post(f"/workers/{_part(name)}/lost", {"reason": reason})
-        return _as(int, answer, "ended")
+    async def worker_lost(
+        self, name: str, reason: str, exit_status: int | None = None
+    ) -> WorkerEnd:
+        """End what a worker held that is known to have ended.
+
+        Where it held one attempt alone, and `exit_status` (negative: a signal's number) says how its process ended by
+        itself, that attempt ends as `agent_error`; else as `lost`.
+        """
+        body = {"reason": reason, "exit_status": exit_status}
+        answer = await self._post(f"/workers/{_part(name)}/lost", body)
+        return WorkerEnd(_as(int, answer, "ended"), _as(int, answer, "lost"))
 
     async def open_session(
         self, rollout: Rollout, task: Task, *, upstream: str | None, timeout: float
@@ -175,18 +203,28 @@ class Client:
         body = {"rollout": rollout, "task": task, "upstream": upstream, "timeout": timeout}
         return _as(Lease, await self._post("/sessions", body))
 
-    async def set_policy(self, policy: ServedPolicy) -> None:
-        """Serve a policy to train and val calls from now on."""
-        await self._request("PUT", "/policy", policy)
+    async def set_policy(self, policy: ServedPolicy, *, run: str | None = None) -> None:
+        """Serve a policy from now on to train and val calls: of one run, or of all that have none of their own.
 
-    async def pause(self, timeout: float) -> Drain:
-        """Hold new train and val calls, and wait up to `timeout` seconds for those under way to end."""
-        answer = await self._post("/policy/pause", {"timeout": timeout}, wait=timeout)
+        Of a run's policy the server must be able to reach a replica; else `WireError` with status 400.
+        """
+        await self._request("PUT", _policy(run), policy)
+
+    async def drop_policy(self, run: str) -> None:
+        """Forget a run's own policy. While the run has rollouts that have not ended, they wait for another one."""
+        await self._request("DELETE", _policy(run), None)
+
+    async def pause(self, timeout: float, *, run: str | None = None) -> Drain:
+        """Hold new train and val calls, and wait up to `timeout` seconds for those under way to end.
+
+        Of one run; or without `run` of all that have no policy of their own.
+        """
+        answer = await self._post(f"{_policy(run)}/pause", {"timeout": timeout}, wait=timeout)
         return Drain(_as(bool, answer, "drained"), _as(int, answer, "in_flight"))
 
-    async def resume(self) -> None:
-        """Let held calls go."""
-        await self._post("/policy/resume", {})
+    async def resume(self, *, run: str | None = None) -> None:
+        """Let go what `pause` of the same `run` holds."""
+        await self._post(f"{_policy(run)}/resume", {})
 
     async def status(self) -> Status:
         """How the server is doing."""
@@ -246,6 +284,10 @@ class Client:
         text = message or f"{method} {path} answered {response.status}: {data[:200]!r}"
         kind = detail.get("type") if isinstance(detail, dict) else None
         raise (FencedError if kind == "fenced" else WireError)(text, response.status)
+
+
+def _policy(run: str | None) -> str:
+    return "/policy" if run is None else f"/runs/{_part(run)}/policy"
 
 
 def _part(text: str) -> str:

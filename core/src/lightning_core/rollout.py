@@ -48,7 +48,8 @@ class Cause(StrEnum):
     SUCCESS = "success"
     """The agent returned."""
     AGENT_ERROR = "agent_error"
-    """The agent raised, exited with a status other than 0, or returned what JSON cannot hold."""
+    """The agent raised, exited with a status other than 0, ended its worker where it ran alone, or returned what JSON
+    cannot hold."""
     MODEL_ERROR = "model_error"
     """The agent failed after its model call did: upstream status, time-out, refused, cut stream."""
     TIMEOUT = "timeout"
@@ -56,7 +57,7 @@ class Cause(StrEnum):
     BUDGET = "budget"
     """The attempt used up its calls or tokens."""
     LOST = "lost"
-    """The worker stopped heart-beating."""
+    """The worker stopped heart-beating, or ended while it held other attempts too."""
     CANCELLED = "cancelled"
     """The run or the user asked for the end."""
     WORKER_ERROR = "worker_error"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -50,6 +49,8 @@ class EventKind(StrEnum):
     """An attempt has ended; the rollout may be tried again."""
     ROLLOUT_ENDED = "rollout_ended"
     """A rollout's status is final."""
+    POLICY_AWAITED = "policy_awaited"
+    """The server was started again and waits for the run to name its own policy anew."""
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -60,9 +61,9 @@ class Event(Record, frozen=True, kw_only=True):
     kind: EventKind
     """What happened."""
     rollout_id: str
-    """The rollout."""
+    """The rollout; empty where the event is the run's."""
     run: str
-    """Its run."""
+    """The run."""
     attempt_id: str | None = None
     """The attempt; None for a rollout that ended without one."""
     cause: Cause | None = None
@@ -99,6 +100,27 @@ class ServedPolicy(Record, frozen=True, kw_only=True):
     """How it is sampled in val mode."""
 
 
+class PolicyStatus(Record, frozen=True, kw_only=True):
+    """How a policy stands: the default one, or a run's own."""
+
+    version: int | None = None
+    """Its version; None where the run's own policy is not known."""
+    model: str | None = None
+    """Its model."""
+    replicas: int = 0
+    """How many replicas it has."""
+    train: SamplingPolicy | None = None
+    """How it is sampled in train mode."""
+    val: SamplingPolicy | None = None
+    """How it is sampled in val mode."""
+    paused: bool = False
+    """Whether calls wait for `resume`."""
+    awaited: bool = False
+    """Whether the run's calls and rollouts wait until it names its policy again."""
+    in_flight: int = 0
+    """Calls let through that have not ended."""
+
+
 class Status(Record, frozen=True, kw_only=True):
     """How the server is doing."""
 
@@ -115,6 +137,8 @@ class Status(Record, frozen=True, kw_only=True):
     in_flight: int = 0
     """Model calls under way."""
     paused: bool = False
-    """Whether train and val calls wait."""
-    policy: dict[str, Any] | None = None
-    """The served policy's version, model and number of replicas."""
+    """Whether train and val calls of runs without a policy of their own wait."""
+    policy: PolicyStatus | None = None
+    """The default policy, for runs that have none of their own."""
+    policies: dict[str, PolicyStatus] = msgspec.field(default_factory=dict)
+    """The policies of runs that have their own, or are paused."""

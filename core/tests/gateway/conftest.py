@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from aiohttp import web
 from lightning_core.engine import Endpoint
 from lightning_core.errors import StoreError
 from lightning_core.gateway import Gateway, GatewayLimits, Session
+from lightning_core.gateway.front import Front
 from lightning_core.rollout import Budget, Mode
 from lightning_core.store.base import Store
 from lightning_core.tokens import Claims, Scope, TokenSigner
@@ -232,21 +234,28 @@ class Site:
         self.gateway = Gateway(store=store, signer=self.signer, allow_targets=allow, limits=limits)
         self.url = ""
         self.client = aiohttp.ClientSession()
+        self.rest: web.Server | None = None
+        self.front: Front | None = None
         self._runner: web.ServerRunner | None = None
 
-    async def start(self) -> None:
+    async def start(self, *, front: bool, **options: Any) -> None:
         await self.gateway.start()
-        server = web.Server(self.gateway.handle, handler_cancellation=True, access_log=None)
-        self._runner = web.ServerRunner(server)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0]
-        self.url = f"http://{host}:{port}"
+        bound = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        self.rest = web.Server(self.gateway.handle, handler_cancellation=True, access_log=None)
+        if front:
+            self.front = Front(self.gateway, self.rest, **options)
+            await self.front.listen(bound)
+        else:
+            self._runner = web.ServerRunner(self.rest)
+            await self._runner.setup()
+            await web.SockSite(self._runner, bound).start()
 
     async def stop(self) -> None:
         await self.client.close()
         await self.gateway.close()
+        if self.front is not None:
+            await self.front.close(60)
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -355,8 +364,9 @@ def limits() -> GatewayLimits:
     return GatewayLimits(connect_timeout=10, idle_timeout=30)
 
 
-@pytest.fixture
-async def make_site() -> AsyncIterator[Callable[..., Awaitable[Site]]]:
+@pytest.fixture(params=["front", "aiohttp"])
+async def make_site(request) -> AsyncIterator[Callable[..., Awaitable[Site]]]:
+    """Makes sites whose requests come by the front, and then the same by aiohttp's server alone."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(
@@ -365,7 +375,7 @@ async def make_site() -> AsyncIterator[Callable[..., Awaitable[Site]]]:
             store: Store | None = None,
         ) -> Site:
             site = Site(store or MemoryStore(), limits or GatewayLimits(idle_timeout=30), allow)
-            await site.start()
+            await site.start(front=request.param == "front")
             stack.push_async_callback(site.stop)
             return site
 

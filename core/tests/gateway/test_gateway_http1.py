@@ -174,3 +174,72 @@ def test_a_reader_that_lags_pauses_the_upstream():
         connection.close()
 
     asyncio.run(main())
+
+
+def pass_on(pieces: list[bytes], take, *, closes: bool = False):
+    """Feed a reply piece by piece, each in a turn of its own, to a connection that passes it on."""
+
+    async def main():
+        connection, transport = Connection(60), Transport()
+        connection.connection_made(transport)
+        connection.send(b"x")
+        loop = asyncio.get_running_loop()
+
+        async def feed():
+            for piece in pieces:
+                connection.data_received(piece)
+                await asyncio.sleep(0)
+            if closes:
+                connection.connection_lost(None)
+
+        feeding = loop.create_task(feed())
+        try:
+            await connection.head()
+            while not await connection.pass_on(take):
+                await asyncio.sleep(0)
+            return connection.read_nowait()
+        finally:
+            await feeding
+            connection.close()
+
+    return asyncio.run(main())
+
+
+@given(bodies, points, st.lists(st.booleans(), max_size=30))
+def test_a_body_can_be_passed_on_as_it_comes(parts, at, answers):
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    data += b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    taken = []
+    left = list(answers)
+
+    def take(piece):
+        assert piece
+        taken.append(piece)
+        return left.pop() if left else True
+
+    last = pass_on(cut(data, at), take)
+    assert b"".join(taken) + last == b"".join(parts)
+
+
+def test_what_came_before_a_break_is_passed_on():
+    taken = []
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
+    with pytest.raises(Broken, match="within the reply"):
+        pass_on([head + b"abc", b"def"], lambda piece: taken.append(piece) or True, closes=True)
+    assert taken == [b"abc", b"def"]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_who_takes_may_fail(at):
+    taken = []
+
+    def take(piece):
+        taken.append(piece)
+        if len(taken) == at:
+            raise ConnectionResetError("gone")
+        return True
+
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
+    with pytest.raises(ConnectionResetError, match="gone"):
+        pass_on([head + b"abc", b"def", b"gh"], take)
+    assert taken == [b"abc", b"def"][:at]

@@ -51,7 +51,7 @@ def sse(body: bytes):
 
 async def test_the_policy_answers_under_the_runs_sampling(site, upstream):
     sampling = SamplingPolicy(temperature=0.7, top_p=0.9, top_k=50, seed=100, max_tokens=64)
-    site.gateway.set_policy(policy_at(upstream.url, version=3, train=sampling))
+    site.gateway.policies.set(policy_at(upstream.url, version=3, train=sampling))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(completion()))
     odd = dict.fromkeys(SAMPLING_FIELDS, 1)
@@ -97,7 +97,7 @@ async def test_the_policy_answers_under_the_runs_sampling(site, upstream):
 
 async def test_val_mode_has_its_own_sampling_and_n_can_be_refused(site, upstream):
     val = SamplingPolicy(temperature=0, allow_n=False, max_tokens=7)
-    site.gateway.set_policy(policy_at(upstream.url, val=val))
+    site.gateway.policies.set(policy_at(upstream.url, val=val))
     site.open(Mode.VAL)
     upstream.handler = reply_with(whole(completion()))
     await site.ask({**REQUEST, "n": 4, "temperature": 1.5, "max_completion_tokens": None})
@@ -108,7 +108,7 @@ async def test_val_mode_has_its_own_sampling_and_n_can_be_refused(site, upstream
 
 async def test_a_replicas_key_is_sent_and_not_recorded(site, upstream):
     endpoint = Endpoint(base_url=f"{upstream.url}/v1/", model="m", api_key="engine-key")
-    site.gateway.set_policy(ServedPolicy(version=1, endpoints=(endpoint,)))
+    site.gateway.policies.set(ServedPolicy(version=1, endpoints=(endpoint,)))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(completion()))
     await site.ask(headers={"Authorization": "Bearer sk-secret", "Cookie": "c=1"})
@@ -125,7 +125,7 @@ async def test_without_a_policy_there_is_no_model(site):
 
 
 async def test_models_are_the_policys(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, model="org/policy"))
+    site.gateway.policies.set(policy_at(upstream.url, model="org/policy"))
     site.open(Mode.VAL)
     async with site.client.get(f"{site.base()}/models") as response:
         assert [model["id"] for model in (await response.json())["data"]] == ["org/policy"]
@@ -137,7 +137,7 @@ async def test_models_are_the_policys(site, upstream):
 
 
 async def test_token_ids_are_asked_for_recorded_and_not_shown(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(with_ids()))
     _, body, _ = await site.ask()
@@ -154,7 +154,7 @@ async def test_token_ids_are_asked_for_recorded_and_not_shown(site, upstream):
 
 
 async def test_what_the_agent_asked_for_is_shown(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(with_ids()))
     request = {**REQUEST, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
@@ -164,7 +164,7 @@ async def test_what_the_agent_asked_for_is_shown(site, upstream):
 
 
 async def test_logprobs_that_do_not_match_the_ids_are_left_out(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(with_ids(logprobs=(-0.5,))))
     await site.ask()
@@ -175,7 +175,7 @@ async def test_logprobs_that_do_not_match_the_ids_are_left_out(site, upstream):
 
 
 async def test_ids_that_were_promised_and_did_not_come_are_noted(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(completion()))
     await site.ask()
@@ -185,7 +185,7 @@ async def test_ids_that_were_promised_and_did_not_come_are_noted(site, upstream)
 
 
 async def test_completions_ids_and_logprobs(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     choice = {
         "index": 0,
@@ -220,7 +220,7 @@ TOOLS = [
 
 @pytest.mark.parametrize("asked", [False, True])
 async def test_a_stream_is_remade_where_the_engine_cannot_stream_ids(site, upstream, asked):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(with_ids(tool_calls=TOOLS, reasoning_content="hm")))
     request = {**REQUEST, "stream": True}
@@ -259,7 +259,7 @@ async def test_a_stream_is_remade_where_the_engine_cannot_stream_ids(site, upstr
 
 
 async def test_an_error_of_a_remade_stream_passes_unchanged(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=IDS))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=IDS))
     site.open(Mode.TRAIN)
     upstream.handler = reply_with(whole(b"busy", 429, "text/plain", Retry_After="3"))
     status, body, headers = await site.ask({**REQUEST, "stream": True})
@@ -267,7 +267,7 @@ async def test_an_error_of_a_remade_stream_passes_unchanged(site, upstream):
 
 
 async def test_a_live_stream_with_ids_is_scrubbed_event_by_event(site, upstream):
-    site.gateway.set_policy(policy_at(upstream.url, capabilities=LIVE))
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=LIVE))
     site.open(Mode.TRAIN)
 
     def piece(text, token, logprob, **top):
@@ -304,7 +304,7 @@ async def test_a_rollout_sticks_to_one_replica_and_rollouts_spread(site, make_up
     replicas = [await make_upstream() for _ in range(3)]
     for replica in replicas:
         replica.handler = reply_with(whole(completion()))
-    site.gateway.set_policy(policy_at(*(replica.url for replica in replicas)))
+    site.gateway.policies.set(policy_at(*(replica.url for replica in replicas)))
     used = set()
     for number in range(20):
         attempt = f"r{number}.1"
@@ -329,14 +329,14 @@ async def test_a_dead_replica_is_skipped(site, make_upstream):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        site.gateway.set_policy(policy_at(dead, breaking.url, alive.url))
+        site.gateway.policies.set(policy_at(dead, breaking.url, alive.url))
         for number in range(12):
             attempt = f"r{number}.1"
             site.open(Mode.TRAIN, attempt=attempt, rollout=f"r{number}")
             assert (await site.ask(attempt=attempt))[0] == 200
             assert (await site.call(attempt)).replica == f"{alive.url}/v1"
         assert len(breaking.received) <= 2, "a dead replica is asked last for a while"
-        site.gateway.set_policy(policy_at(dead, version=2))
+        site.gateway.policies.set(policy_at(dead, version=2))
         site.open(Mode.TRAIN)
         status, body, _ = await site.ask()
     assert (status, json.loads(body)["error"]["code"]) == (502, "refused")
@@ -345,7 +345,7 @@ async def test_a_dead_replica_is_skipped(site, make_upstream):
 async def test_pause_drain_resume(site, upstream, make_upstream):
     after = await make_upstream()
     after.handler = reply_with(whole(completion("new")))
-    site.gateway.set_policy(policy_at(upstream.url, version=1))
+    site.gateway.policies.set(policy_at(upstream.url, version=1))
     site.open(Mode.TRAIN)
     site.open(attempt="o.1", rollout="o", upstream=f"{after.url}/v1")
     release = asyncio.Event()
@@ -357,17 +357,17 @@ async def test_pause_drain_resume(site, upstream, make_upstream):
     upstream.handler = slow
     first = asyncio.ensure_future(site.ask())
     await upstream.arrived.wait()
-    assert await site.gateway.pause(0.05) is False
-    assert site.gateway.paused
-    assert site.gateway.policy_in_flight == 1
+    assert await site.gateway.policies.pause(0.05) is False
+    assert site.gateway.policies.default.paused
+    assert site.gateway.policies.default.in_flight == 1
     second = asyncio.ensure_future(site.ask())
     assert (await site.ask(attempt="o.1"))[0] == 200  # observed calls go on
     release.set()
     assert b"old" in (await first)[1]
-    assert await site.gateway.pause(30) is True
+    assert await site.gateway.policies.pause(30) is True
     assert not second.done()
-    site.gateway.set_policy(policy_at(after.url, version=2))
-    site.gateway.resume()
+    site.gateway.policies.set(policy_at(after.url, version=2))
+    site.gateway.policies.resume()
     assert b"new" in (await second)[1]
     calls = await site.calls()
     assert [call.policy_version for call in calls] == [1, 2]
@@ -376,9 +376,9 @@ async def test_pause_drain_resume(site, upstream, make_upstream):
 
 async def test_a_pause_that_lasts_too_long(make_site, upstream):
     site = await make_site(GatewayLimits(max_pause=0.1))
-    site.gateway.set_policy(policy_at(upstream.url))
+    site.gateway.policies.set(policy_at(upstream.url))
     site.open(Mode.TRAIN)
-    assert await site.gateway.pause(1)
+    assert await site.gateway.policies.pause(1)
     status, body, headers = await site.ask()
     assert (status, json.loads(body)["error"]["code"]) == (503, "paused")
     assert int(headers["retry-after"]) > 0

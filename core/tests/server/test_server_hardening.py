@@ -197,7 +197,7 @@ async def test_what_a_dead_worker_held_is_lost_at_once(open_server):
         status, text = await post(
             url, server.token(Scope.ADMIN), b'{"reason": "ended with status 7"}'
         )
-        assert (status, json.loads(text)) == (200, {"ended": 1})
+        assert (status, json.loads(text)) == (200, {"ended": 1, "lost": 1})
         (again,) = await worker.lease("other", capacity=9, wait=0)
         assert again.rollout.id == first.rollout.id
         assert "ended with status 7" in (await admin.trace(first.rollout.id, 1)).attempt.error
@@ -276,3 +276,36 @@ async def test_a_look_for_what_is_old_ends_where_there_is_nothing(tmp_path):
             await Retention(store, 1.0).look(1000.0)
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "causes", "says"),
+    [
+        ((7,), [Cause.AGENT_ERROR], "the agent ended its process (status 7)"),
+        ((-11,), [Cause.AGENT_ERROR], "(signal SIGSEGV)"),
+        # Others may have killed it; twice in a row they hardly have.
+        ((-9, -9), [Cause.LOST, Cause.AGENT_ERROR], "(signal SIGKILL)"),
+        ((None, None), [Cause.LOST, Cause.LOST], "gone"),
+    ],
+)
+async def test_an_agent_that_ran_alone_is_to_blame_for_its_workers_end(
+    open_server, statuses, causes, says
+):
+    async with open_server() as (_, admin, worker):
+        await enqueue(admin, "a", max_attempts=2)
+        for status, cause in zip(statuses, causes, strict=True):
+            (lease,) = await worker.lease("w", capacity=9, wait=0)
+            end = await admin.worker_lost("w", "gone", status)
+            assert end == (1, int(cause is Cause.LOST))
+            assert (await admin.trace("a", lease.attempt.number)).attempt.cause is cause
+        assert says in (await admin.trace("a")).attempt.error
+        assert await worker.lease("w", capacity=9, wait=0) == []
+
+
+async def test_where_a_worker_held_several_none_of_them_is_to_blame(open_server):
+    async with open_server() as (_, admin, worker):
+        await enqueue(admin, "a", "b")
+        await worker.lease("w", capacity=2, wait=0)
+        assert await admin.worker_lost("w", "gone", 7) == (2, 2)
+        for rollout in ("a", "b"):
+            assert (await admin.trace(rollout)).attempt.cause is Cause.LOST

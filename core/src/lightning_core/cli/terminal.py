@@ -1,4 +1,4 @@
-"""What every command shares: the console, and a loop that Ctrl+C and SIGTERM end in order."""
+"""What every command shares: the console, and a loop that Ctrl+C, SIGTERM and SIGHUP end in order."""
 
 from __future__ import annotations
 
@@ -23,37 +23,52 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
+def heeded(*numbers: int) -> tuple[int, ...]:
+    """Those of some signals that this process was not started to ignore, as `nohup` does with SIGHUP."""
+    return tuple(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
+
+
+def ending() -> tuple[int, ...]:
+    """The signals that end a command in order: a wish for its end, and the end of its terminal."""
+    return heeded(signal.SIGTERM, signal.SIGHUP)
+
+
 class _Terminated(Exception):
-    """SIGTERM came; what was under way has been cleaned up."""
+    """One of `ending()` came; what was under way has been cleaned up."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def complete(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end in a loop of its own. Ctrl+C and SIGTERM cancel it, so that it ends what it started.
+    """Run `work` to its end in a loop of its own. Ctrl+C, SIGTERM and SIGHUP cancel it, so that it ends what it started.
 
     Raises:
         KeyboardInterrupt: Ctrl+C.
-        click.exceptions.Exit: SIGTERM, with the status that a shell expects.
+        click.exceptions.Exit: SIGTERM or SIGHUP, with the status that a shell expects.
     """
 
     async def cancellable() -> _T:
-        told = False
+        told = 0
         task = asyncio.current_task()
 
-        def tell() -> None:
+        def tell(number: int) -> None:
             nonlocal told
-            told = True
+            told = number
             if task is not None:
                 task.cancel()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tell)
+        for number in ending():
+            asyncio.get_running_loop().add_signal_handler(number, tell, number)
         try:
             return await work
         except asyncio.CancelledError:
             if told:
-                raise _Terminated from None
+                raise _Terminated(told) from None
             raise
 
     try:
         return asyncio.run(cancellable())
-    except _Terminated:
-        raise click.exceptions.Exit(128 + signal.SIGTERM) from None
+    except _Terminated as end:
+        raise click.exceptions.Exit(128 + end.number) from None

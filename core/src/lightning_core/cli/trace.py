@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -18,16 +20,15 @@ import click
 from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand, pairs
 from lightning_core.cli.render import trace_tree
-from lightning_core.cli.terminal import complete, console
+from lightning_core.cli.sessions import LONGEST, heartbeat
+from lightning_core.cli.terminal import complete, console, heeded
 from lightning_core.client import Client
 from lightning_core.engines import create_engine
-from lightning_core.errors import FencedError, UsageError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.instrument.bootstrap import child_environment
 from lightning_core.plugins import installed
 from lightning_core.redaction import redacted_options, redacted_words
 from lightning_core.rollout import Cause, Mode, Rollout
-from lightning_core.running.checks import check_agent
 from lightning_core.running.launch import serving
 from lightning_core.runs import RunConfig
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
@@ -36,8 +37,9 @@ from lightning_core.task import Task
 from lightning_core.trace import Trace
 from lightning_core.wire import Finish, Lease, ServedPolicy
 from lightning_core.worker.adapters import child_adapters
+from lightning_core.worker.foreground import ForegroundProcess
+from lightning_core.worker.process import Exit
 
-_LONGEST: Final = 7 * 24 * 3600.0
 _NO_CALLS: Final = """\
 no model call was seen. The program made none, or its SDK went another way: it must be Python with the `openai`
 package, or read OPENAI_BASE_URL."""
@@ -75,6 +77,10 @@ def command(
         raise click.UsageError(
             "give the program after `--`: lightning-core trace -- python my_agent.py"
         )
+    missing = _missing(command_line[0])
+    if missing is not None:
+        click.echo(f"error: {missing[0]}", err=True)
+        return missing[1]
     take_token()  # It has no use here, and the program could read it in this process's environment.
     sampling = SamplingPolicy(temperature=temperature, max_tokens=max_tokens)
     trace, folder, status = complete(
@@ -97,7 +103,6 @@ async def _trace(
     sampling: SamplingPolicy,
     name: str | None,
 ) -> tuple[Trace, RunFolder, int]:
-    check_agent(None, line)
     served = create_engine(model, engine_name, installed())
     if served is not None:
         served.check(engine_options)
@@ -134,23 +139,39 @@ async def _trace(
                 task_id="command",
                 run=config.name,
                 mode=mode,
-                timeout=_LONGEST,
+                timeout=LONGEST,
             ),
             Task(id="command", input=shown),
             upstream=os.environ.get("OPENAI_BASE_URL"),
-            timeout=_LONGEST,
+            timeout=LONGEST,
         )
-        status = await _run(line, lease, base.url, client, served is not None)
+        end = await _run(line, lease, base.url, client, served is not None)
+        status = end.returncode if end.returncode >= 0 else 128 - end.returncode
         cause = Cause.SUCCESS if status == 0 else Cause.AGENT_ERROR
         error = None if status == 0 else f"the program ended with status {status}"
+        if end.failed is not None:
+            error = f"program `{line[0]}`: cannot be started: {end.failed}"
+            click.echo(f"error: {error}", err=True)
         await client.finish(
             lease.attempt.id, Finish(fence=lease.attempt.fence, cause=cause, error=error)
         )
         return await client.trace(lease.rollout.id), folder, status
 
 
-async def _run(line: tuple[str, ...], lease: Lease, server: str, client: Client, key: bool) -> int:
-    """Run the program on this terminal; its exit status."""
+def _missing(program: str) -> tuple[str, int] | None:
+    """Why a program cannot be run, and the exit status that a shell has for it; None where nothing is wrong with it."""
+    if shutil.which(program) is not None:
+        return None
+    if shutil.which(program, mode=os.F_OK) is not None or Path(program).is_dir():
+        return (
+            f"program `{program}`: cannot be executed; check that it is a file with `chmod +x`",
+            126,
+        )
+    return f"program `{program}`: not found (on PATH, or from {Path.cwd()}); check its name", 127
+
+
+async def _run(line: tuple[str, ...], lease: Lease, server: str, client: Client, key: bool) -> Exit:
+    """Run the program on this terminal; how it ended."""
     environment = child_environment(
         os.environ,
         gateway=server,
@@ -161,31 +182,35 @@ async def _run(line: tuple[str, ...], lease: Lease, server: str, client: Client,
         base_url=lease.base_url,
         set_key=key,
     )
-    try:
-        process = await asyncio.create_subprocess_exec(*line, env=environment)
-    except OSError as error:
-        raise UsageError(f"program `{line[0]}`: cannot be started: {error.strerror}") from error
-    # Ctrl+C reaches the program too, which shares this terminal; it decides, and this process reports.
+    # Ctrl+C and Ctrl+\ reach the program too, which shares this terminal; it decides, and this process reports.
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, lambda: None)
-    loop.add_signal_handler(signal.SIGTERM, process.terminate)
-    beating = asyncio.create_task(_heartbeat(lease, client))
+    from_terminal = heeded(signal.SIGINT, signal.SIGQUIT)
+    for number in from_terminal:
+        loop.add_signal_handler(number, lambda: None)
+    process = await ForegroundProcess.start(
+        line, env=environment, marker=f"{lease.attempt.id}:{secrets.token_hex(8)}"
+    )
+    beating = asyncio.create_task(heartbeat(lease, client))
     try:
-        status = await process.wait()
+        return await _outlast(process)
     finally:
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
-    return status if status >= 0 else 128 - status
+        for number in from_terminal:
+            loop.remove_signal_handler(number)
 
 
-async def _heartbeat(lease: Lease, client: Client) -> None:
+async def _outlast(process: ForegroundProcess) -> Exit:
+    """Wait for the program's end. SIGTERM and SIGHUP, which cancel this, are handed on to it; a second one ends it."""
+    task, told = asyncio.current_task(), False
     while True:
-        await asyncio.sleep(lease.heartbeat)
         try:
-            await client.heartbeat(lease.attempt.id, lease.attempt.fence)
-        except FencedError:
-            return
-        except WireError as error:
-            click.echo(f"lightning-core: {error}", err=True)
+            return await process.wait()
+        except asyncio.CancelledError:
+            if task is not None:
+                task.uncancel()
+            if told:
+                process.end()
+            else:
+                process.terminate()
+            told = True

@@ -11,6 +11,7 @@ import click
 
 from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand
+from lightning_core.cli.terminal import ending
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.settings import Settings
 from lightning_core.worker.entry import work
@@ -72,7 +73,7 @@ async def _work(
     name: str | None,
 ) -> bool:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *ending()):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return await work(
         agent,

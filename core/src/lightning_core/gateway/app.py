@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
@@ -12,11 +12,13 @@ from lightning_core.gateway.dialects import DIALECTS, dialect_of
 from lightning_core.gateway.dialects.models import SUFFIX as MODELS
 from lightning_core.gateway.dialects.models import is_models_path, models_reply
 from lightning_core.gateway.exchange import Exchange, Services
-from lightning_core.gateway.headers import passed_back, passed_on, session_token
+from lightning_core.gateway.headers import passed_back_lines, passed_on, session_token
 from lightning_core.gateway.http1 import Broken
+from lightning_core.gateway.incoming import AiohttpRequest, Incoming
 from lightning_core.gateway.labels import SESSION, TARGET
 from lightning_core.gateway.limits import GatewayLimits
-from lightning_core.gateway.policy import PolicyGate
+from lightning_core.gateway.outgoing import Outgoing, Sent, refusal_reply, whole_reply
+from lightning_core.gateway.policy import Policies
 from lightning_core.gateway.recorder import Recorder
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.session import Session
@@ -26,17 +28,17 @@ from lightning_core.rollout import Mode
 from lightning_core.store.base import Store
 from lightning_core.tokens import Claims, Scope, TokenSigner
 from lightning_core.trace import CallErrorKind
-from lightning_core.wire import ServedPolicy
 
 _PREFIX = "/s/"
+_PATHS = (_PREFIX, "/v1/")
 _REMEMBERED_TOKENS = 4096
 
 
 class Gateway:
     """Answers the model calls of the attempts whose sessions are open.
 
-    Serve it with `web.Server(gateway.handle, handler_cancellation=True, access_log=None)`: without the first an agent
-    that goes away does not cancel its call, and an access log would hold session tokens.
+    Serve it with a `Front` before `web.Server(gateway.handle, handler_cancellation=True, access_log=None)`: without the
+    first an agent that goes away does not cancel its call, and an access log would hold session tokens.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Gateway:
         self._signer = signer
         self._limits = limits
         self._targets = Targets(allow_targets)
-        self._gate = PolicyGate(limits)
+        self.policies = Policies(limits)
+        """Where train and val calls go, and whether they wait."""
         self._sessions: dict[str, Session] = {}
         self._claims: dict[str, Claims] = {}
         self._services: Services | None = None
@@ -67,7 +70,7 @@ class Gateway:
         """Begin to take calls."""
         upstream = Upstream(self._limits)
         recorder = Recorder(self._store)
-        self._services = Services(self._limits, recorder, upstream, self._gate, self._targets)
+        self._services = Services(self._limits, recorder, upstream, self._targets)
 
     async def close(self) -> None:
         """End every session and close every connection. May be called more than once."""
@@ -81,7 +84,8 @@ class Gateway:
 
     def open(self, session: Session) -> None:
         """Take the calls of an attempt from now on; its token must name it."""
-        session.start(self._limits, session.deadline - time.time())
+        gate = self.policies.of(session.run)
+        session.start(self._limits, gate, session.deadline - time.time())
         self._sessions[session.attempt_id] = session
 
     async def end(self, attempt_id: str, *, grace: float = 0.0) -> Session | None:
@@ -100,69 +104,57 @@ class Gateway:
         await session.drain(grace, _ended(attempt_id))
         return session
 
-    # The policy --------------------------------------------------------------------------------------------------
-
-    @property
-    def policy(self) -> ServedPolicy | None:
-        """The policy that train and val calls go to."""
-        return self._gate.policy
-
-    @property
-    def paused(self) -> bool:
-        """Whether train and val calls wait."""
-        return self._gate.paused
-
     @property
     def in_flight(self) -> int:
         """Calls under way in all modes, those that wait for a paused policy included."""
         return sum(session.in_flight for session in self._sessions.values())
 
-    @property
-    def policy_in_flight(self) -> int:
-        """Calls that the policy is answering: what `pause` waits for."""
-        return self._gate.in_flight
-
-    def set_policy(self, policy: ServedPolicy) -> None:
-        """Send train and val calls to `policy`, those that wait included; calls in flight end where they are."""
-        self._gate.set(policy)
-
-    async def pause(self, timeout: float) -> bool:
-        """Let new train and val calls wait; returns whether those in flight ended within `timeout` seconds."""
-        return await self._gate.pause(timeout)
-
-    def resume(self) -> None:
-        """Let train and val calls through again."""
-        self._gate.resume()
-
     # Requests ----------------------------------------------------------------------------------------------------
 
     def matches(self, request: web.BaseRequest) -> bool:
         """Whether a request is the gateway's: by its path, or because it names its session in a header."""
-        return request.path.startswith((_PREFIX, "/v1/")) or SESSION in request.headers
+        return self.takes(request.path, request.headers)
+
+    def takes(self, path: str, headers: Mapping[str, str]) -> bool:
+        """The same, of its path and its headers, whose names are found in lower case."""
+        return path.startswith(_PATHS) or SESSION in headers
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
+        """Answer a request that aiohttp's server took in."""
+        return Sent(await self.answer(AiohttpRequest(request)))
+
+    async def answer(self, request: Incoming) -> Outgoing:
+        """Answer one request, to the last byte.
+
+        Raises:
+            ConnectionError: the agent has gone.
+        """
         try:
-            token, path = _token_and_path(request)
-            session = self._session(token)
-            services = self._services
-            if services is None:
-                raise Refusal(503, "paused", "the gateway is not running", CallErrorKind.PAUSED)
-            if request.method == "POST":
-                dialect = dialect_of(path)
-                if dialect is not None:
-                    return await Exchange(services, session, request, dialect, path).run()
-            elif request.method == "GET" and is_models_path(path):
-                return await self._models(services, session, request, path)
-            known = ", ".join(f"`POST …{dialect.suffix}`" for dialect in DIALECTS)
-            raise Refusal(
-                404,
-                "unknown_route",
-                f"`{request.method} {path}` is no format that the gateway speaks; it speaks {known},"
-                f" `GET …{MODELS}`",
-            )
+            reply = await self._reply(request)
         except Refusal as refusal:
-            return refusal.response()
+            reply = refusal_reply(request, refusal)
+        reply.finish()
+        return reply
+
+    async def _reply(self, request: Incoming) -> Outgoing:
+        token, path = _token_and_path(request)
+        session = self._session(token)
+        services = self._services
+        if services is None:
+            raise Refusal(503, "paused", "the gateway is not running", CallErrorKind.PAUSED)
+        if request.method == "POST":
+            dialect = dialect_of(path)
+            if dialect is not None:
+                return await Exchange(services, session, request, dialect, path).run()
+        elif request.method == "GET" and is_models_path(path):
+            return await self._models(services, session, request, path)
+        known = ", ".join(f"`POST …{dialect.suffix}`" for dialect in DIALECTS)
+        raise Refusal(
+            404,
+            "unknown_route",
+            f"`{request.method} {path}` is no format that the gateway speaks; it speaks {known},"
+            f" `GET …{MODELS}`",
+        )
 
     def _session(self, token: str | None) -> Session:
         if token is None:
@@ -185,20 +177,20 @@ class Gateway:
         return session
 
     async def _models(
-        self, services: Services, session: Session, request: web.BaseRequest, path: str
-    ) -> web.StreamResponse:
+        self, services: Services, session: Session, request: Incoming, path: str
+    ) -> Outgoing:
         if session.mode is not Mode.OBSERVE:
-            body = models_reply(path, self.policy)
-            return web.Response(body=body, content_type="application/json")
+            body = models_reply(path, session.gate.policy)
+            return whole_reply(request, 200, {"Content-Type": "application/json"}, body)
         target, _ = services.targets.observed(
             request.headers.get(TARGET),
             upstream=session.upstream,
             path=path,
             suffix=path[path.rindex(MODELS) :],
-            query=request.rel_url.raw_query_string,
+            query=request.query,
         )
-        headers = passed_on(request.headers, credentials=True)
-        reply = await services.upstream.send("GET", target, headers, None)
+        headers = passed_on(request.lines, request.headers.get("connection"), credentials=True)
+        reply = await services.upstream.send(b"GET", target, headers, None)
         pieces: list[bytes] = []
         try:
             while piece := await reply.read():
@@ -207,24 +199,20 @@ class Gateway:
             raise services.upstream.failure(error, target) from error
         finally:
             services.upstream.release(target, reply)
-        return web.Response(
-            status=reply.status,
-            reason=reply.reason,
-            headers=passed_back(reply.headers, edited=False),
-            body=b"".join(pieces),
-        )
+        lines, body = passed_back_lines(reply.headers, edited=False), b"".join(pieces)
+        return Outgoing(request, reply.status, reply.reason, lines, len(body), pending=body)
 
 
-def _token_and_path(request: web.BaseRequest) -> tuple[str | None, str]:
+def _token_and_path(request: Incoming) -> tuple[str | None, str]:
     """The session's token, and the path without it."""
-    path = request.rel_url.raw_path.rstrip("/")
+    path = request.path.rstrip("/")
     if path.startswith(_PREFIX):
         token, slash, rest = path[len(_PREFIX) :].partition("/")
         return token, slash + rest
     headers = request.headers
     if named := headers.get(SESSION):
         return named, path
-    key = headers.get("Authorization") or headers.get("api-key") or ""
+    key = headers.get("authorization") or headers.get("api-key") or ""
     return session_token(key), path
 
 

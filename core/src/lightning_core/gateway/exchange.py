@@ -8,15 +8,15 @@ import random
 import time
 
 import msgspec
-from aiohttp import web
 
 from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Terms
 from lightning_core.gateway.headers import passed_on
 from lightning_core.gateway.http1 import Connection
+from lightning_core.gateway.incoming import Incoming
 from lightning_core.gateway.labels import CALL, TARGET, read_retry
 from lightning_core.gateway.limits import GatewayLimits
-from lightning_core.gateway.policy import PolicyGate
-from lightning_core.gateway.reading import read_body, read_fields
+from lightning_core.gateway.outgoing import Outgoing, refusal_reply, whole_reply
+from lightning_core.gateway.reading import read_fields
 from lightning_core.gateway.record import Outcome, build_call
 from lightning_core.gateway.recorder import Recorder
 from lightning_core.gateway.refusal import Refusal
@@ -39,7 +39,6 @@ class Services(msgspec.Struct, frozen=True):
     limits: GatewayLimits
     recorder: Recorder
     upstream: Upstream
-    gate: PolicyGate
     targets: Targets
 
 
@@ -50,7 +49,7 @@ class Exchange:
         self,
         services: Services,
         session: Session,
-        request: web.BaseRequest,
+        request: Incoming,
         dialect: Dialect,
         path: str,
     ) -> None:
@@ -74,8 +73,11 @@ class Exchange:
         self._call: Call | None = None
         self._replayed: Replay | None = None
 
-    async def run(self) -> web.StreamResponse:
-        """Answer the request and record the Call. Whatever happens, it is recorded once the body has come."""
+    async def run(self) -> Outgoing:
+        """Answer the request and record the Call. Whatever happens, it is recorded once the body has come.
+
+        The caller still has to `finish` the reply.
+        """
         session, outcome = self._session, self._outcome
         task = self._task = asyncio.current_task()
         self._arrival = session.enter(self)
@@ -88,7 +90,7 @@ class Exchange:
                 if not outcome.started_at:
                     raise
                 outcome.error = self._gone()
-                response = web.Response(status=499)  # to a closed connection
+                response = Outgoing(self._request, 499, "Closed", "", 0)  # to nobody
             except asyncio.CancelledError:
                 if self._stopped is None or task is None or task.uncancel() > 0:
                     if outcome.started_at:
@@ -121,16 +123,16 @@ class Exchange:
 
     # The way of a request ----------------------------------------------------------------------------------------
 
-    async def _answer(self) -> web.StreamResponse:
+    async def _answer(self) -> Outgoing:
         session, outcome, headers = self._session, self._outcome, self._request.headers
         outcome.headers = headers
         try:
-            outcome.body = await read_body(self._request, self._services.limits.max_body)
+            outcome.body = await self._request.body(self._services.limits.max_body)
         except Refusal:
             outcome.started_at = time.time()
             raise
         outcome.started_at = time.time()
-        fields = read_fields(outcome.body, headers.get("Content-Type", ""))
+        fields = read_fields(outcome.body, headers.get("content-type", ""))
         target = headers.get(TARGET)
         digest = (outcome.dialect.name, target, len(outcome.body), hash(outcome.body))
         call_key = headers.get(CALL)
@@ -148,7 +150,7 @@ class Exchange:
             outcome.entry = entry
             entry.again()
             if entry.replay is not None:
-                return await self._replay(entry.replay)
+                return self._replay(entry.replay)
         self._admit(entry)
         if session.mode is Mode.OBSERVE or not outcome.dialect.answered_by_policy:
             return await self._observe(fields, target, entry)
@@ -173,14 +175,14 @@ class Exchange:
         entry.admitted = True
         session.calls += 1
 
-    async def _observe(self, fields: Fields, named: str | None, entry: Entry) -> web.StreamResponse:
+    async def _observe(self, fields: Fields, named: str | None, entry: Entry) -> Outgoing:
         services, outcome = self._services, self._outcome
         target, is_own = services.targets.observed(
             named,
             upstream=self._session.upstream,
             path=self._path,
             suffix=outcome.dialect.suffix,
-            query=self._request.rel_url.raw_query_string,
+            query=self._request.query,
         )
         outcome.deployment = deployment_of(self._path)
         terms = Terms(
@@ -191,18 +193,20 @@ class Exchange:
         )
         prepared = self._prepare(fields, terms)
         outcome.target = target
-        reply = await services.upstream.send(
-            "POST", target, passed_on(self._request.headers, credentials=True), prepared.body
-        )
+        lines, connection = self._request.lines, self._request.headers.get("connection")
+        headers = passed_on(lines, connection, credentials=True)
+        reply = await services.upstream.send(b"POST", target, headers, prepared.body)
         return await self._deliver(reply, prepared)
 
-    async def _ask_policy(self, fields: Fields, entry: Entry) -> web.StreamResponse:
+    async def _ask_policy(self, fields: Fields, entry: Entry) -> Outgoing:
         services, outcome, session = self._services, self._outcome, self._session
-        policy = await services.gate.enter()
+        gate, lines = session.gate, self._request.lines
+        connection = self._request.headers.get("connection")
+        policy, source = await gate.enter()
         try:
             outcome.policy_version = policy.version
             last: Refusal | None = None
-            for endpoint in services.gate.replicas(policy, session.rollout_id):
+            for endpoint in gate.replicas(policy, session.rollout_id):
                 prepared = self._prepare(
                     fields,
                     Terms(
@@ -216,22 +220,20 @@ class Exchange:
                 base = endpoint.base_url.rstrip("/")
                 target = services.targets.trusted(base + outcome.dialect.suffix)
                 outcome.target, outcome.replica = target, base
-                headers = passed_on(
-                    self._request.headers, credentials=False, api_key=endpoint.api_key
-                )
+                headers = passed_on(lines, connection, credentials=False, api_key=endpoint.api_key)
                 try:
-                    reply = await services.upstream.send("POST", target, headers, prepared.body)
+                    reply = await services.upstream.send(b"POST", target, headers, prepared.body)
                 except Refusal as refusal:
                     if refusal.kind is CallErrorKind.TIMEOUT:
                         raise
-                    services.gate.mark_dead(endpoint)
+                    gate.mark_dead(endpoint)
                     last = refusal
                     continue
                 return await self._deliver(reply, prepared)
             assert last is not None  # `enter` lets no call through to a policy without replicas
             raise last
         finally:
-            services.gate.leave()
+            gate.leave(source)
 
     def _prepare(self, fields: Fields, terms: Terms) -> Prepared:
         outcome = self._outcome
@@ -242,7 +244,7 @@ class Exchange:
             raise Refusal(400, "bad_request", message) from None
         return outcome.prepared
 
-    async def _deliver(self, reply: Connection, prepared: Prepared) -> web.StreamResponse:
+    async def _deliver(self, reply: Connection, prepared: Prepared) -> Outgoing:
         outcome = self._outcome
         assert outcome.target is not None  # set before anything is sent
         relay = outcome.relay = Relay(
@@ -258,22 +260,20 @@ class Exchange:
         relay.ended_at = time.time()
         return response
 
-    async def _replay(self, replay: Replay) -> web.StreamResponse:
+    def _replay(self, replay: Replay) -> Outgoing:
         self._replayed = replay
-        response = web.Response(
-            status=replay.status, body=replay.body, headers={"Content-Type": replay.content_type}
-        )
-        await response.prepare(self._request)
-        await response.write_eof()
+        headers = {"Content-Type": replay.content_type}
+        response = whole_reply(self._request, replay.status, headers, replay.body)
+        response.finish()
         return response
 
     # Ends --------------------------------------------------------------------------------------------------------
 
-    def _refused(self, refusal: Refusal) -> web.Response:
+    def _refused(self, refusal: Refusal) -> Outgoing:
         self._outcome.refusal = refusal
-        return refusal.response()
+        return refusal_reply(self._request, refusal)
 
-    def _interrupted(self, reason: Refusal) -> web.StreamResponse:
+    def _interrupted(self, reason: Refusal) -> Outgoing:
         """The answer to a call that `stop` ended."""
         relay = self._outcome.relay
         if relay is None or relay.response is None:

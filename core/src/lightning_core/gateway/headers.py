@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.tokens import PREFIX
@@ -18,9 +18,8 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 # An SDK that followed a redirect would bypass the record, and take the session along.
-_NOT_BACK = _HOP_BY_HOP | {"location"}
-_NOT_BACK_WITH_LENGTH = _NOT_BACK | {"content-length"}
-_OF_THE_BODY = _NOT_BACK_WITH_LENGTH | {"content-encoding", "etag", "content-md5"}
+_NOT_BACK = _HOP_BY_HOP | {"location", "content-length"}
+_OF_THE_BODY = _NOT_BACK | {"content-encoding", "etag", "content-md5"}
 _OURS_UPSTREAM = _HOP_BY_HOP | {
     "host", "content-length", "expect",
     # The body has been decompressed on the way in.
@@ -31,81 +30,67 @@ _OURS_UPSTREAM = _HOP_BY_HOP | {
 _CREDENTIALS = frozenset(
     {"authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project"}
 )
-_REMEMBERED_NAMES = 1024
 
 
-class _Passes(Enum):
-    """Whether a header of an agent's goes upstream."""
+class Line(NamedTuple):
+    """A header of an agent's request, judged."""
 
-    ALWAYS = 0
-    AS_CREDENTIAL = 1
-    NEVER = 2
+    pair: tuple[str, str]
+    """Its name in lower case, and its value."""
+    sent: bytes
+    """As it goes upstream, with its line end; empty where it does not."""
+    public: bytes
+    """The same where the agent's own keys do not go along."""
 
 
-_PASSES: dict[str, _Passes] = {}
-"""Verdicts by name as it was spelt; bounded, since the names are the agents'."""
-
-
-def _judge(name: str) -> _Passes:
+def line_of(name: str, value: str) -> Line:
+    """Judge a header. The server's parser has made sure that it holds no line end."""
     key = name.lower()
+    pair = (key, value)
     if key in _OURS_UPSTREAM or key.startswith("x-lightning-"):
-        passes = _Passes.NEVER
-    else:
-        passes = _Passes.AS_CREDENTIAL if key in _CREDENTIALS else _Passes.ALWAYS
-    if len(_PASSES) < _REMEMBERED_NAMES:
-        _PASSES[name] = passes
-    return passes
+        return Line(pair, b"", b"")
+    sent = f"{name}: {value}\r\n".encode("utf-8", "surrogateescape")
+    if key not in _CREDENTIALS:
+        return Line(pair, sent, sent)
+    # A session's token never goes along.
+    return Line(pair, b"" if session_token(value) is not None else sent, b"")
 
 
 def passed_on(
-    headers: CIMultiDictProxy[str], *, credentials: bool, api_key: str | None = None
-) -> str:
+    lines: Sequence[Line], connection: str | None, *, credentials: bool, api_key: str | None = None
+) -> bytes:
     """The headers of an agent's request that go upstream, as lines.
 
     Args:
-        headers: the request's; the server's parser has made sure that no value holds a line end.
+        lines: the request's headers.
+        connection: the value of its `Connection`.
         credentials: whether the agent's own keys go along. A session's token never does.
         api_key: a key to send instead.
     """
-    named = _named_by_connection(headers)
-    lines = ["Accept-Encoding: identity\r\n"]
-    for name, value in headers.items():
-        # Names come back with every request: to judge each once saves a tenth of what a call costs.
-        passes = _PASSES.get(name)
-        if passes is None:
-            passes = _judge(name)
-        if passes is _Passes.NEVER or (named and name.lower() in named):
-            continue
-        if passes is _Passes.AS_CREDENTIAL and (
-            not credentials or session_token(value) is not None
-        ):
-            continue
-        lines.append(f"{name}: {value}\r\n")
+    named = _named_by(connection)
+    if named:
+        lines = [line for line in lines if line.pair[0] not in named]
+    parts = [line.sent for line in lines] if credentials else [line.public for line in lines]
+    parts.append(b"Accept-Encoding: identity\r\n")
     if api_key is not None:
-        lines.append(f"Authorization: Bearer {_one_line(api_key)}\r\n")
-    return "".join(lines)
+        key = f"Authorization: Bearer {_one_line(api_key)}\r\n"
+        parts.append(key.encode("utf-8", "surrogateescape"))
+    return b"".join(parts)
 
 
-def passed_back(headers: CIMultiDict[str], *, edited: bool) -> CIMultiDict[str]:
-    """The headers of an upstream's reply that go to the agent.
+def passed_back_lines(headers: CIMultiDict[str], *, edited: bool) -> str:
+    """The headers of an upstream's reply that go to the agent, as lines, without the body's length.
 
     Args:
         headers: the reply's.
         edited: whether the agent gets another body than the upstream sent.
     """
-    return CIMultiDict(_passing(headers, _OF_THE_BODY if edited else _NOT_BACK))
-
-
-def passed_back_lines(headers: CIMultiDict[str], *, edited: bool) -> str:
-    """The same as lines, without the body's length."""
-    dropped = _OF_THE_BODY if edited else _NOT_BACK_WITH_LENGTH
-    return "".join([f"{name}: {value}\r\n" for name, value in _passing(headers, dropped)])
-
-
-def _passing(headers: CIMultiDict[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    dropped = _OF_THE_BODY if edited else _NOT_BACK
     if "Connection" in headers:
-        dropped |= _named_by_connection(headers)
-    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+        dropped |= _named_by(headers["Connection"])
+    return "".join(
+        [f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in dropped]
+    )
 
 
 def _one_line(key: str) -> str:
@@ -122,8 +107,8 @@ def session_token(value: str) -> str | None:
     return token if token.startswith(PREFIX) else None
 
 
-def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    value = headers.get("Connection")
-    if value is None or value.lower() in ("keep-alive", "close"):
+def _named_by(connection: str | None) -> frozenset[str]:
+    """The headers that `Connection` names: they are for this connection only."""
+    if connection is None or connection.lower() in ("keep-alive", "close"):
         return frozenset()
-    return frozenset(name.strip().lower() for name in value.split(","))
+    return frozenset(name.strip().lower() for name in connection.split(","))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import cast
 
 from multidict import CIMultiDict
@@ -36,6 +37,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._active_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Callable[[bytes], bool] | None = None
+        self._refused: Exception | bool = False
         self._paused = False
         self._reset()
         self.done = True
@@ -123,6 +126,39 @@ class Connection(asyncio.Protocol):
             await self._wait()
         return self.read_nowait()
 
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bool:
+        """Hand the body's bytes to `take` as they come, but for the last ones: those `read_nowait` gives.
+
+        `take` is called right when bytes come. To wake a task for each few of them costs as much as they do.
+
+        Args:
+            take: returns whether it can take more at once.
+
+        Returns:
+            Whether the last byte has come; False where `take` cannot take more.
+
+        Raises:
+            Broken: as `read`.
+            Exception: what `take` raised.
+        """
+        while not self.done:
+            if self._ready:
+                if not take(self.read_nowait()):
+                    return False
+                continue
+            if self._error is not None:
+                raise self._error
+            self._taker, self._refused = take, False
+            try:
+                await self._wait()
+            finally:
+                self._taker = None
+            if isinstance(self._refused, Exception):
+                raise self._refused
+            if self._refused:
+                return False
+        return True
+
     def read_nowait(self) -> bytes:
         """The body's bytes that have come since; empty where none have."""
         ready = self._ready
@@ -172,11 +208,22 @@ class Connection(asyncio.Protocol):
         except Broken as error:
             self._fail(error)
             return
+        if self._taker is not None and self._ready and not self.done:
+            if self._passed_on(self._taker):
+                return
+            self._taker = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if self._buffered > _HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
+
+    def _passed_on(self, take: Callable[[bytes], bool]) -> bool:
+        try:
+            self._refused = not take(self.read_nowait())
+        except Exception as error:  # `pass_on` raises it
+            self._refused = error
+        return self._refused is False
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""

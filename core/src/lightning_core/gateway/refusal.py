@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from aiohttp import web
 
 from lightning_core.trace import CallErrorKind
 
@@ -36,11 +35,3 @@ class Refusal(Exception):
             "param": None,
         }
         return msgspec.json.encode({"error": error})
-
-    def response(self) -> web.Response:
-        """The error as a response."""
-        return web.Response(
-            status=self.status,
-            body=self.body(),
-            headers={"Content-Type": "application/json", **self.headers},
-        )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aiohttp import web
-
 from lightning_core.gateway.dialects.base import Dialect, Prepared
-from lightning_core.gateway.headers import passed_back, passed_back_lines
+from lightning_core.gateway.headers import passed_back_lines
 from lightning_core.gateway.http1 import Broken, Connection
+from lightning_core.gateway.incoming import Incoming
 from lightning_core.gateway.outgoing import Outgoing
 from lightning_core.gateway.replies import inflater
 from lightning_core.gateway.sse import StreamFilter
@@ -23,7 +22,7 @@ class Relay:
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        request: Incoming,
         reply: Connection,
         *,
         dialect: Dialect,
@@ -46,7 +45,7 @@ class Relay:
         self.content_type = reply.headers.get("Content-Type", "")
         self.stream = self._is_stream()
         """Whether the upstream's reply is a stream of events."""
-        self.response: web.StreamResponse | None = None
+        self.response: Outgoing | None = None
         """What the agent is being answered; None before its first byte."""
         self.whole = False
         """Whether the upstream's last byte has come."""
@@ -65,7 +64,7 @@ class Relay:
         """The bytes that the agent was sent; None where they were too many to keep."""
         return self.captured if self._sent is None else b"".join(self._sent)
 
-    async def deliver(self) -> web.StreamResponse:
+    async def deliver(self) -> Outgoing:
         """Pass the reply on to its end.
 
         Raises:
@@ -82,11 +81,8 @@ class Relay:
 
     def cut(self) -> None:
         """Close the agent's connection without a clean end, as the upstream's was."""
-        transport = self._request.transport
         if self.response is not None:
-            self.response.force_close()
-        if transport is not None:
-            transport.close()
+            self.response.cut()
 
     def _is_stream(self) -> bool:
         if self.content_type.startswith("text/event-stream"):
@@ -96,7 +92,7 @@ class Relay:
             self.status < 300 and self._prepared.stream and not self._prepared.remake and not json
         )
 
-    async def _deliver_whole(self) -> web.StreamResponse:
+    async def _deliver_whole(self) -> Outgoing:
         content = self._reply
         edited = self.status < 400 and (self._prepared.remake or self._prepared.hides)
         try:
@@ -118,20 +114,18 @@ class Relay:
             self._sent = [shown]
             if self._prepared.remake:
                 self.content_type = "text/event-stream; charset=utf-8"
-                kept = passed_back(self._reply.headers, edited=True)
-                kept["Content-Type"] = self.content_type
-                lines = passed_back_lines(kept, edited=True)
-        return await self._send_whole(lines, shown)
+                self._reply.headers["Content-Type"] = self.content_type
+                lines = passed_back_lines(self._reply.headers, edited=True)
+        return self._send_whole(lines, shown)
 
-    async def _send_whole(self, lines: str, body: bytes) -> web.StreamResponse:
+    def _send_whole(self, lines: str, body: bytes) -> Outgoing:
         """Answer with a body of which every byte is at hand."""
-        response = Outgoing(self.status, self._reply.reason, lines, len(body))
+        response = Outgoing(self._request, self.status, self._reply.reason, lines, len(body))
         self.response = response
-        await response.prepare(self._request)
-        await response.write_eof(body)
+        response.end(body)
         return response
 
-    async def _deliver_stream(self) -> web.StreamResponse:
+    async def _deliver_stream(self) -> Outgoing:
         sieve = self._dialect.stream_filter(self._prepared)
         inflate = inflater(self.encoding) if sieve is not None else None
         if self.encoding not in (None, "identity") and inflate is None:
@@ -143,15 +137,15 @@ class Relay:
             self.first_byte_at = time.time()
             self._capture(first)
         if self._reply.at_end and self._reply.framed:
-            return await self._deliver_ended_stream(first, sieve, inflate)
+            return self._deliver_ended_stream(first, sieve, inflate)
         return await self._pump(first, sieve, inflate, edited=sieve is not None)
 
-    async def _deliver_ended_stream(
+    def _deliver_ended_stream(
         self,
         data: bytes,
         sieve: StreamFilter | None,
         inflate: Callable[[bytes], bytes] | None,
-    ) -> web.StreamResponse:
+    ) -> Outgoing:
         """A stream that had come to its end before anything was sent."""
         self.whole = True
         shown = data
@@ -159,7 +153,7 @@ class Relay:
             shown = sieve.feed(data if inflate is None else inflate(data)) + sieve.close()
             self._sent = [shown]
         lines = passed_back_lines(self._reply.headers, edited=sieve is not None)
-        return await self._send_whole(lines, shown)
+        return self._send_whole(lines, shown)
 
     async def _pump(
         self,
@@ -168,55 +162,63 @@ class Relay:
         inflate: Callable[[bytes], bytes] | None,
         *,
         edited: bool,
-    ) -> web.StreamResponse:
+    ) -> Outgoing:
         """Send `chunk` and whatever comes after it."""
         content = self._reply
         length = self._reply.headers.get("Content-Length")
         response = Outgoing(
+            self._request,
             self.status,
             self._reply.reason,
             passed_back_lines(self._reply.headers, edited=edited),
             None if edited or length is None or not self._reply.framed else int(length),
         )
         self.response = response
-        await response.prepare(self._request)
         if not chunk:
             response.flush()
-        write = response.write
         sent = self._sent
-        while True:
-            if chunk and sieve is not None:
-                chunk = sieve.feed(chunk if inflate is None else inflate(chunk))
+
+        def shown(data: bytes) -> bytes:
+            if data and sieve is not None:
+                data = sieve.feed(data if inflate is None else inflate(data))
+            if sent is not None:
+                sent.append(data)
+            return data
+
+        def came(data: bytes) -> bytes:
+            if self.first_byte_at is None:
+                self.first_byte_at = time.time()
+            self._capture(data)
+            return shown(data)
+
+        def take(data: bytes) -> bool:
+            data = came(data)
+            return not data or response.write(data)
+
+        last = b""
+        try:
             if content.at_end:
-                self.whole = True
-            elif chunk:
-                if sent is not None:
-                    sent.append(chunk)
-                await write(chunk)
-            if self.whole:
-                break
-            try:
-                chunk = await content.read()
-            except Broken as error:
-                failure = self._upstream.failure(error, self._target)
-                self.error = CallError(
-                    kind=failure.kind, status=self.status, message=failure.message
-                )
-                chunk = b""
-                break
-            if chunk:
-                if self.first_byte_at is None:
-                    self.first_byte_at = time.time()
-                self._capture(chunk)
+                last = shown(chunk)
+            elif (data := shown(chunk)) and not response.write(data):
+                await self._request.drain()
+            while not await content.pass_on(take):
+                await self._request.drain()
+            if data := content.read_nowait():
+                last = came(data)
+            self.whole = True
+        except Broken as error:
+            failure = self._upstream.failure(error, self._target)
+            self.error = CallError(kind=failure.kind, status=self.status, message=failure.message)
         if sieve is not None:
-            chunk += sieve.close()
-        if sent is not None:
-            sent.append(chunk)
+            held = sieve.close()
+            if sent is not None:
+                sent.append(held)
+            last += held
         if self.whole and not self._closed_early():
-            await response.write_eof(chunk)
+            response.end(last)
         else:
-            if chunk:
-                await write(chunk)
+            if last:
+                response.write(last)
             self.cut()
         return response
 

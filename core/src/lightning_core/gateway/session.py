@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from lightning_core.gateway.limits import GatewayLimits
+from lightning_core.gateway.policy import PolicyGate
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.retries import Memory
 from lightning_core.rollout import Budget, Mode
@@ -33,6 +34,7 @@ class Session:
         rollout_id: str,
         mode: Mode,
         deadline: float,
+        run: str = "",
         budget: Budget = Budget(),  # noqa: B008 - frozen
         upstream: str | None = None,
         earlier: Sequence[Call] = (),
@@ -43,6 +45,7 @@ class Session:
             rollout_id: its rollout; calls of one rollout stick to one replica.
             mode: observe, train or val.
             deadline: Unix time in seconds at which calls under way are ended.
+            run: its run, whose policy answers its train and val calls.
             budget: what the attempt may use.
             upstream: address, ending in `/v1`, of observed calls that do not say where they go.
             earlier: calls that the attempt made before the server was started again; they count.
@@ -51,6 +54,7 @@ class Session:
         self.rollout_id = rollout_id
         self.mode = mode
         self.deadline = deadline
+        self.run = run
         self.budget = budget
         self.upstream = upstream
         self.calls = len(earlier)
@@ -62,6 +66,8 @@ class Session:
         self.closing = False
         """Whether the attempt has ended: no new call is taken."""
         self.memory = Memory(GatewayLimits())
+        self.gate: PolicyGate
+        """Its run's gate, once it is open."""
         self._arrivals = 0
         self._indices = max((call.index + 1 for call in earlier), default=0)
         self._last_arrival = -1
@@ -75,9 +81,10 @@ class Session:
         """Calls under way, those that wait for a paused policy included."""
         return len(self._active)
 
-    def start(self, limits: GatewayLimits, seconds_left: float) -> None:
-        """Begin, within the gateway's bounds; called by `Gateway.open`."""
+    def start(self, limits: GatewayLimits, gate: PolicyGate, seconds_left: float) -> None:
+        """Begin, within the gateway's bounds and behind the run's gate; called by `Gateway.open`."""
         self.memory = Memory(limits)
+        self.gate = gate
         # A loop's timer cannot hold every number of seconds; a month is longer than any attempt.
         delay = min(max(seconds_left, 0.0), 30 * 86400.0)
         self._timer = asyncio.get_running_loop().call_later(delay, self._expire)

@@ -28,8 +28,8 @@ class Target(msgspec.Struct, frozen=True):
     """The address without query and credentials, for the record."""
     host: str
     """The `Host` header."""
-    request_uri: str
-    """What the request line asks for."""
+    opening: bytes
+    """A request's first line after the method, and the `Host` header."""
     proxy: URL | None
     """The forward proxy on the way, by the environment's rules."""
     key: tuple[str, str, int | None, str]
@@ -121,11 +121,14 @@ class Targets:
         proxy = self._proxy(url, host)
         # A proxy is told the whole address, unless a tunnel leads through it.
         whole = proxy is not None and url.scheme == "http"
+        asked = str(url) if whole else url.raw_path_qs
+        name = url.host_port_subcomponent or host
+        opening = f"{asked} HTTP/1.1\r\nHost: {name}\r\n"
         return Target(
             url=url,
             shown=str(url.with_query(None)),
-            host=url.host_port_subcomponent or host,
-            request_uri=str(url) if whole else url.raw_path_qs,
+            host=name,
+            opening=opening.encode("utf-8", "surrogateescape"),
             proxy=proxy,
             key=(url.scheme, host, url.port, str(proxy)),
         )

@@ -38,7 +38,7 @@ class Upstream:
         self._idle.clear()
 
     async def send(
-        self, method: str, target: Target, headers: str, body: bytes | None
+        self, method: bytes, target: Target, headers: bytes, body: bytes | None
     ) -> Connection:
         """Send a request and return the connection once the reply's head has come.
 
@@ -54,10 +54,18 @@ class Upstream:
             Refusal: no connection, one that broke, or silence.
         """
         if target.proxy is not None and target.url.scheme == "http":
-            headers += _credentials(target.proxy)
-        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
-        head = f"{method} {target.request_uri} HTTP/1.1\r\nHost: {target.host}\r\n{headers}{length}\r\n"
-        data = head.encode("utf-8", "surrogateescape") + (body or b"")
+            headers += _credentials(target.proxy).encode()
+        if body is None:
+            data = b"%b %b%b\r\n" % (method, target.opening, headers)
+        else:
+            length = len(body)
+            data = b"%b %b%bContent-Length: %d\r\n\r\n%b" % (
+                method,
+                target.opening,
+                headers,
+                length,
+                body,
+            )
         while True:
             connection = self._kept(target) or await self._connect(target)
             try:

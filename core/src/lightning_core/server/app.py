@@ -14,11 +14,16 @@ from aiohttp import web
 from lightning_core import __version__
 from lightning_core.errors import StoreError, UsageError
 from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.front import Front
 from lightning_core.gateway.limits import GatewayLimits
 from lightning_core.server.api import PREFIX, Api
-from lightning_core.server.scheduler import LEASE_SECONDS, Scheduler
+from lightning_core.server.leases import LEASE_SECONDS
+from lightning_core.server.policies import RunPolicies
+from lightning_core.server.retention import Retention
+from lightning_core.server.scheduler import Scheduler
 from lightning_core.store.sqlite import SQLiteStore
 from lightning_core.tokens import Scope, TokenSigner
+from lightning_core.wire import EventKind
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +63,7 @@ class Server:
         self._gateway: Gateway | None = None
         self._scheduler: Scheduler | None = None
         self._api: Api | None = None
-        self._runner: web.ServerRunner | None = None
+        self._front: Front | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -82,16 +87,10 @@ class Server:
             bound.close()
             await self.close()
             raise
-        server = web.Server(
-            self._dispatch,
-            handler_cancellation=True,
-            access_log=None,
-        )
-        self._runner = web.ServerRunner(
-            server, handle_signals=False, shutdown_timeout=_SHUTDOWN_SECONDS
-        )
-        await self._runner.setup()
-        await web.SockSite(self._runner, bound, backlog=4096).start()
+        assert self._gateway is not None  # it has just been built
+        rest = web.Server(self._dispatch, handler_cancellation=True, access_log=None)
+        self._front = Front(self._gateway, rest)
+        await self._front.listen(bound, backlog=4096)
         port = bound.getsockname()[1]
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"http://{host}:{port}"
@@ -117,26 +116,34 @@ class Server:
             limits=config.limits,
         )
         await self._gateway.start()
+        retention = Retention(self._store, config.keep_seconds)
         self._scheduler = Scheduler(
             self._store,
             self._gateway,
             lease_seconds=config.lease_seconds,
-            keep_seconds=config.keep_seconds,
+            retention=retention,
         )
+        policies = RunPolicies(self._store, self._gateway.policies, self._scheduler.queue)
+        retention.tell(policies.forget_where_gone)
         self._api = Api(
             store=self._store,
             scheduler=self._scheduler,
             gateway=self._gateway,
+            policies=policies,
             signer=self._signer,
             max_body=_API_BODIES * config.limits.max_body,
         )
+        # First: what it takes up must find the runs held whose own policy is away.
+        awaited = await policies.start()
         await self._scheduler.start()
+        for run in awaited:
+            await self._scheduler.events.add_of_run(EventKind.POLICY_AWAITED, run)
 
     async def close(self) -> None:
         """Stop listening, let what is under way be recorded, close the store. May be called more than once."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._front is not None:
+            await self._front.close(_SHUTDOWN_SECONDS)
+            self._front = None
         if self._scheduler is not None:
             await self._scheduler.close()
             self._scheduler = None

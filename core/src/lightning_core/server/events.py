@@ -30,8 +30,8 @@ class EventLog:
         attempt_id: str | None = None,
         cause: Cause | None = None,
     ) -> None:
-        """Append an event and wake those who wait."""
-        self._events.append(
+        """Append an event of a rollout and wake those who wait."""
+        await self._append(
             Event(
                 number=self._next,
                 kind=kind,
@@ -41,6 +41,13 @@ class EventLog:
                 cause=cause,
             )
         )
+
+    async def add_of_run(self, kind: EventKind, run: str) -> None:
+        """Append an event of a run as a whole and wake those who wait."""
+        await self._append(Event(number=self._next, kind=kind, rollout_id="", run=run))
+
+    async def _append(self, event: Event) -> None:
+        self._events.append(event)
         self._next += 1
         async with self._changed:
             self._changed.notify_all()

@@ -50,9 +50,11 @@ _REF = "INSERT OR IGNORE INTO ref (block, owner) VALUES (?, ?)"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 _VALUES = re.compile(r"(?<=VALUES )(\([?, ]+\))")
-_MANY = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Rows in one statement. The interpreter's lock is let go once for each step of a statement, and while the event loop is
-busy it takes long to get it back: row by row, the writer would fall behind."""
+_MOST = 256
+_STEP = 64
+"""Rows in one statement: a multiple of `_STEP` up to `_MOST`, and then the rest. The interpreter's lock is let go for each
+statement, and while the event loop is busy it takes long to get it back: with many small ones the writer would fall
+behind. So few shapes, because each has to be compiled and is kept."""
 
 _ORPHANS = f"""SELECT ref.block, min(ref.owner)
 FROM (
@@ -118,16 +120,17 @@ def apply(connection: sqlite3.Connection, writes: Sequence[Write | Delete]) -> N
 def _insert(connection: sqlite3.Connection, grouped: dict[str, list[Row]]) -> None:
     limit = connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
     for statement, rows in grouped.items():
+        most = min(_MOST, limit // len(rows[0]))
         done = 0
-        for many in _MANY:
-            while len(rows) - done >= many and many * len(rows[0]) <= limit:
-                flat = list(chain.from_iterable(rows[done : done + many]))
-                connection.execute(_for_rows(statement, many), flat)
-                done += many
+        while left := len(rows) - done:
+            many = min(left - left % _STEP or left, most)
+            flat = list(chain.from_iterable(rows[done : done + many]))
+            connection.execute(_for_rows(statement, many), flat)
+            done += many
     grouped.clear()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _for_rows(statement: str, count: int) -> str:
     """The statement for several rows at once."""
     before, one, after = _VALUES.split(statement)

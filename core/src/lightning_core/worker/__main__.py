@@ -30,6 +30,7 @@ async def _work(options: argparse.Namespace, token: str) -> bool:
             concurrency=options.concurrency,
             isolate=options.isolate,
             name=options.name,
+            for_run=options.run,
             ready=ready,
         )
     )
@@ -54,6 +55,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--isolate", action="store_true")
     parser.add_argument("--name")
+    parser.add_argument("--run")
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
     log_to_stderr()

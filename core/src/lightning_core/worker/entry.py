@@ -29,6 +29,7 @@ async def work(
     concurrency: int = 8,
     isolate: bool = False,
     name: str | None = None,
+    for_run: str | None = None,
     stop: asyncio.Event | None = None,
     ready: asyncio.Event | None = None,
     plugins: Plugins | None = None,
@@ -45,6 +46,7 @@ async def work(
         concurrency: attempts at once.
         isolate: one process per attempt.
         name: the worker's name; `HOST-PID` by default.
+        for_run: the run whose rollouts alone it takes; None takes any.
         stop: tells it to stop.
         ready: set once the agent is loaded.
         plugins: which adapters there are; those installed by default.
@@ -77,6 +79,7 @@ async def work(
             adapter,
             adapters=tuple(adapters.values()),
             name=name,
+            for_run=for_run,
             concurrency=concurrency,
             isolate=isolate and not command,
             own_loop=True,

@@ -113,7 +113,7 @@ class SupervisedProcess:
         self._process = process
         self._marker = marker
         self._lifeline: int | None = lifeline
-        self._pipes: list[_Pipe] = []
+        self._pipes: list[Pipe] = []
         self.logs: Final = Tail()
         """What was printed, standard output and standard error as they came."""
         self.last_line: Final = LastLine(line_limit)
@@ -163,7 +163,7 @@ class SupervisedProcess:
             ours.pop_all()
         self = cls(process, marker, line_limit, lifeline[1])
         for fd in (out[0], err[0], status[0]):
-            self._pipes.append(await _Pipe.open(fd))
+            self._pipes.append(await Pipe.open(fd))
         return self
 
     async def wait(self) -> Exit:
@@ -219,7 +219,7 @@ class SupervisedProcess:
                 lines.feed(data)
 
 
-class _Pipe(msgspec.Struct, frozen=True):
+class Pipe(msgspec.Struct, frozen=True):
     """The end of a pipe that is read here."""
 
     reader: asyncio.StreamReader
@@ -227,6 +227,7 @@ class _Pipe(msgspec.Struct, frozen=True):
 
     @classmethod
     async def open(cls, fd: int) -> Self:
+        """Read what comes from `fd`, which is closed with the transport."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         transport, _ = await loop.connect_read_pipe(

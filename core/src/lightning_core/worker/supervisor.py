@@ -12,6 +12,10 @@ needs the standard library only and starts in some 30 ms.
 * It then writes one line of JSON to STATUS_FD: `{"returncode": N}` (negative: a signal's number) or `{"failed": "why"}`.
 
 Where there is no `/proc`, only the command's process group is ended.
+
+`lightning-core trace` runs it as `supervisor.py --terminal STATUS_FD GRACE LIFELINE_FD -- COMMAND …`. The command then keeps the
+standard streams, the terminal and the process group; the pipe is LIFELINE_FD; a byte `t` on it sends SIGTERM to the
+command, whose tree is killed after GRACE seconds; and what the command leaves running when it ends by itself runs on.
 """
 
 from __future__ import annotations
@@ -143,51 +147,87 @@ def _reap() -> None:
         _statuses[pid] = os.waitstatus_to_exitcode(status)
 
 
+class _Signals:
+    """Signals that came to this process, which wakes a `select` for them."""
+
+    def __init__(self, told: Collection[int], ignored: Collection[int]) -> None:
+        self.told = False
+        self.woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # Functions rather than SIG_IGN, which the command would inherit.
+        for number in (signal.SIGCHLD, *ignored):
+            # Nor must the command heed what it was to ignore.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: None)
+        for number in told:
+            signal.signal(number, self._tell)
+
+    def _tell(self, number: int, frame: object) -> None:
+        self.told = True
+
+
 def main(arguments: list[str]) -> int:
     """Run the command that the arguments name; see the module's docstring."""
-    status_fd, grace, folder = int(arguments[0]), float(arguments[1]), arguments[2]
+    terminal = arguments[0] == "--terminal"
+    if terminal:
+        arguments = arguments[1:]
+    status_fd, grace = int(arguments[0]), float(arguments[1])
+    lifeline = int(arguments[2]) if terminal else 0
     argv = arguments[arguments.index("--") + 1 :]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    asked = False
-
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        asked = True
-
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, ask)
+    # What the terminal sends to all of its group the command gets by itself.
+    from_terminal = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    if terminal:
+        signals = _Signals((signal.SIGTERM,), from_terminal)
+    else:
+        signals = _Signals((signal.SIGTERM, signal.SIGINT), ())
     try:
-        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0)
+        if terminal:
+            child = subprocess.Popen(argv)
+        else:
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0)
     except (OSError, ValueError) as error:
         os.write(status_fd, json.dumps({"failed": str(error)}).encode())
         return 0
     # The pipes belong to the command alone from here, or their end would never be seen.
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    orphaned = False
-    while not asked:
+    for fd in (0, 1, 2) if terminal else (1, 2):
+        os.dup2(null, fd)
+    asked, orphaned, end_at = False, False, None
+    while not (asked or signals.told):
         _reap()
         if child.pid in _statuses:
             break
-        ready, _, _ = select.select([0, wake_read], [], [])
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-        if 0 in ready:
-            asked = True
-            orphaned = not os.read(0, 1)
-    ended = end_tree(
-        os.getpid(), grace=grace if asked else min(grace, OUTLIVED_GRACE), group=child.pid
-    )
+        left = None if end_at is None else max(0.0, end_at - time.monotonic())
+        ready, _, _ = select.select([lifeline, signals.woken], [], [], left)
+        if signals.woken in ready:
+            os.read(signals.woken, 4096)
+        if lifeline in ready:
+            word = os.read(lifeline, 1)
+            orphaned = not word
+            if terminal and word == b"t":
+                send(child.pid, signal.SIGTERM)
+                end_at = time.monotonic() + grace
+            else:
+                asked = True
+        elif not ready:
+            asked, grace = True, 0.0
+    asked = asked or signals.told
+    ended = True
+    # What a program on a terminal leaves running when it ends by itself is meant to run on.
+    if asked or end_at is not None or not terminal:
+        ended = end_tree(
+            os.getpid(),
+            grace=grace if asked else min(grace, OUTLIVED_GRACE),
+            group=None if terminal else child.pid,
+        )
     _reap()
     report = {"returncode": _statuses.get(child.pid, -signal.SIGKILL), "ended": ended}
     if orphaned:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not terminal:
+            shutil.rmtree(arguments[2], ignore_errors=True)
         return 0
     os.write(status_fd, json.dumps(report).encode())
     return 0

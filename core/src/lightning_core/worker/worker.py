@@ -46,6 +46,7 @@ class Worker:
         adapter: the adapter of a live object; found among `adapters` where it is not given.
         adapters: the adapters whose frameworks are instrumented.
         name: what the server calls it; `HOST-PID` by default.
+        for_run: the run whose rollouts alone it takes; None takes any.
         concurrency: attempts at once.
         isolate: run each attempt in a process of its own, which can be killed.
         own_loop: run a live object in a loop in a thread of its own. It cannot stop the heart-beats then, but it must not
@@ -66,6 +67,7 @@ class Worker:
         *,
         adapters: Sequence[Adapter] = (),
         name: str | None = None,
+        for_run: str | None = None,
         concurrency: int = 8,
         isolate: bool = False,
         own_loop: bool = False,
@@ -77,6 +79,7 @@ class Worker:
             raise AgentError(f"worker: expected a concurrency of 1 or more but got {concurrency!r}")
         self.name: Final = name or default_name()
         self._client = client
+        self._for_run = for_run
         self._concurrency = concurrency
         self._stuck_patience = stuck_patience
         self._report_patience = report_patience
@@ -155,6 +158,7 @@ class Worker:
                     capacity=free,
                     wait=_POLL_SECONDS,
                     upstream=os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE"),
+                    run=self._for_run,
                 )
             except WireError as error:
                 if error.status is not None and error.status < 500 and error.status != 429:

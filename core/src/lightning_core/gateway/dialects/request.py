@@ -18,6 +18,8 @@ def sampling_changes(fields: Fields, policy: SamplingPolicy, index: int) -> dict
         policy: the run's sampling.
         index: the call's index in its attempt; added to the seed, so that equal prompts differ.
     """
+    if policy.as_asked:
+        return {}
     changes: dict[str, Any] = {name: None for name in fields if name in SAMPLING_FIELDS}
     if policy.allow_n:
         changes.pop("n", None)
