@@ -104,6 +104,51 @@ def test_hook_lightning_rollout_finished(plugin, tmp_path):
     assert '"rollout":"r"' in (tmp_path / "metrics.jsonl").read_text()
 
 
+def test_hook_lightning_register_credit(plugin):
+    point = plugin(
+        "one",
+        """
+        @hookimpl
+        def lightning_register_credit(): return {"mine": lambda parameter: lambda trace: {}}
+        """,
+    )
+    assert list(load(point).credit()) == ["agent", "call", "discounted", "final", "mine"]
+
+
+def test_hook_lightning_register_samplers(plugin):
+    point = plugin(
+        "one",
+        """
+        @hookimpl
+        def lightning_register_samplers(): return {"mine": lambda tasks, seed, argument: None}
+        """,
+    )
+    assert list(load(point).samplers()) == ["difficulty", "mine", "shuffled", "success"]
+
+
+def test_hook_lightning_step_finished(plugin, tmp_path):
+    good = plugin(
+        "good",
+        """
+        SEEN = []
+        @hookimpl
+        def lightning_step_finished(step, metrics): SEEN.append((step, metrics["reward"]))
+        """,
+    )
+    bad = plugin(
+        "bad",
+        """
+        @hookimpl
+        def lightning_step_finished(folder): raise OSError(f"{folder.name} is full")
+        """,
+    )
+    failed = load(bad, good).tell_step(folder=tmp_path, step=3, metrics={"reward": 0.5})
+    assert sys.modules[good.value].SEEN == [(3, 0.5)]
+    ((name, error),) = failed
+    assert name == "bad"
+    assert str(error) == f"{tmp_path.name} is full"
+
+
 def test_a_broken_plugin_is_named_with_the_fix_and_the_others_load(plugin):
     good = plugin(
         "good", "@hookimpl\ndef lightning_register_rewards(): return {'mine': lambda t, r: 1.0}"
@@ -173,12 +218,17 @@ def test_a_hook_that_raises_names_its_plugin(plugin):
             "def lightning_register_rewards(): return {'x': 7}",
             "a function for reward `x` but got 7",
         ),
+        ("def lightning_register_credit(): return []", "a dict of functions by name but got []"),
+        (
+            "def lightning_register_samplers(): return {'x': 7}",
+            "a function for sampler `x` but got 7",
+        ),
     ],
 )
 def test_a_hook_that_returns_something_else_names_its_plugin(plugin, code, says):
     loaded = load(plugin("one", f"@hookimpl\n{code}"))
     with pytest.raises(PluginError) as raised:
-        loaded.adapters(), loaded.rewards()
+        loaded.adapters(), loaded.rewards(), loaded.credit(), loaded.samplers()
     assert str(raised.value).startswith("plugin `one`: hook `lightning_register_")
     assert says in str(raised.value)
 

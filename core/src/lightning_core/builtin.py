@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from lightning_core import trackers
 from lightning_core.adapter import Adapter
 from lightning_core.engine import EngineFactory
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
+from lightning_core.learn import credit, draws
+from lightning_core.learn.credit import CreditRuleFactory
+from lightning_core.learn.samplers import SamplerFactory
 from lightning_core.openai_engine import OpenAIEngineFactory
 from lightning_core.plugins import hookimpl
+from lightning_core.records import Json
 from lightning_core.rewards import contains, exact_match, numeric, token_f1
 from lightning_core.running.progress import Line
 from lightning_core.trace import Trace
@@ -42,6 +48,24 @@ def lightning_register_rewards() -> dict[str, RewardFunction]:
 
 
 @hookimpl
+def lightning_register_credit() -> dict[str, CreditRuleFactory]:
+    """The final reward, discounted, by agent, by call."""
+    return dict(credit.BUILT_IN)
+
+
+@hookimpl
+def lightning_register_samplers() -> dict[str, SamplerFactory]:
+    """In random order, by difficulty, by success."""
+    return dict(draws.BUILT_IN)
+
+
+@hookimpl
 def lightning_rollout_finished(folder: Path, trace: Trace) -> None:
     """Append a line to `metrics.jsonl`."""
     RunFolder(folder).append_metrics(msgspec.to_builtins(Line.of(trace)))
+
+
+@hookimpl
+def lightning_step_finished(folder: Path, step: int, metrics: Mapping[str, Json]) -> None:
+    """Pass the numbers on to the trackers that `LIGHTNING_CORE_TRACK` names."""
+    trackers.track(folder, step, metrics)

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,6 +20,9 @@ from lightning_core.backend import Backend
 from lightning_core.engine import EngineFactory
 from lightning_core.errors import PluginError
 from lightning_core.grading import RewardFunction
+from lightning_core.learn.credit import CreditRuleFactory
+from lightning_core.learn.samplers import SamplerFactory
+from lightning_core.records import Json
 from lightning_core.settings import Settings
 from lightning_core.trace import Trace
 
@@ -88,15 +91,25 @@ class Plugins:
 
     def rewards(self) -> dict[str, RewardFunction]:
         """Reward functions by name."""
-        hook = self._manager.hook.lightning_register_rewards
-        found: dict[str, tuple[str, RewardFunction]] = {}
+        return self._functions("reward", self._manager.hook.lightning_register_rewards)
+
+    def credit(self) -> dict[str, CreditRuleFactory]:
+        """Factories of credit rules by name, for `parse_credit`."""
+        return self._functions("credit rule", self._manager.hook.lightning_register_credit)
+
+    def samplers(self) -> dict[str, SamplerFactory]:
+        """Factories of task samplers by name, for `create_sampler`."""
+        return self._functions("sampler", self._manager.hook.lightning_register_samplers)
+
+    def _functions(self, kind: str, hook: pluggy.HookCaller) -> dict[str, Any]:
+        found: dict[str, tuple[str, Any]] = {}
         for plugin, result in self._results(hook):
             if not isinstance(result, dict):
                 raise _wrong(plugin, hook.name, "a dict of functions by name", result)
             for name, function in result.items():
                 if not callable(function):
-                    raise _wrong(plugin, hook.name, f"a function for reward `{name}`", function)
-                _add(found, "reward", name, plugin, function)
+                    raise _wrong(plugin, hook.name, f"a function for {kind} `{name}`", function)
+                _add(found, kind, name, plugin, function)
         return {name: function for name, (_, function) in sorted(found.items())}
 
     def _collect(self, kind: str, cls: type[_N], hook: pluggy.HookCaller) -> dict[str, _N]:
@@ -113,10 +126,20 @@ class Plugins:
     def tell_finished(self, *, folder: Path, trace: Trace) -> list[tuple[str, Exception]]:
         """Call `lightning_rollout_finished` of every plugin; the plugins that raised, and what."""
         hook = self._manager.hook.lightning_rollout_finished
+        return self._tell(hook, folder=folder, trace=trace)
+
+    def tell_step(
+        self, *, folder: Path, step: int, metrics: Mapping[str, Json]
+    ) -> list[tuple[str, Exception]]:
+        """Call `lightning_step_finished` of every plugin; the plugins that raised, and what."""
+        hook = self._manager.hook.lightning_step_finished
+        return self._tell(hook, folder=folder, step=step, metrics=metrics)
+
+    def _tell(self, hook: pluggy.HookCaller, **arguments: Any) -> list[tuple[str, Exception]]:
         failed: list[tuple[str, Exception]] = []
         for name, call in self._one_by_one(hook):
             try:
-                call(folder=folder, trace=trace)
+                call(**arguments)
             except Exception as error:  # An observer's fault is no fault of what it observes.
                 failed.append((name, error))
         return failed

@@ -25,6 +25,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Default of `--server`."""
     token: str | None = None
     """The token that `work` and `run --server` send."""
+    track: tuple[str, ...] = ()
+    """Comma-separated names of where the numbers of an optimisation go beside `metrics.jsonl`: `tensorboard`, `wandb`,
+    `mlflow`."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -39,11 +42,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if trace not in ("", "0", "1"):
             raise UsageError(f"`{_PREFIX}TRACE_PLUGINS`: expected 0 or 1 but got {trace!r}")
         return cls(
-            plugins=None
-            if plugins is None
-            else tuple(p.strip() for p in plugins.split(",") if p.strip()),
+            plugins=None if plugins is None else _names(plugins),
             trace_plugins=trace == "1",
             runs=env.get(f"{_PREFIX}RUNS") or "runs",
             server=env.get(f"{_PREFIX}SERVER") or None,
             token=env.get(f"{_PREFIX}TOKEN") or None,
+            track=_names(env.get(f"{_PREFIX}TRACK", "")),
         )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

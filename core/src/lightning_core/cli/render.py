@@ -62,7 +62,7 @@ def runs_table(traces: Iterable[Trace]) -> Table:
         attempt = trace.attempt
         seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
         table.add_row(
-            Text(_short(trace.rollout.id)),
+            Text(short_id(trace.rollout.id)),
             Text(str(attempt.cause or "running"), style=_cause_style(attempt.cause)),
             reward_text(trace),
             str(len(trace.calls)),
@@ -78,7 +78,7 @@ def runs_table(traces: Iterable[Trace]) -> Table:
     return table
 
 
-def _short(rollout_id: str) -> str:
+def short_id(rollout_id: str) -> str:
     """A rollout's id without the run's name, cut where it would fill the line."""
     text = shown(rollout_id.partition(":")[2] or rollout_id)
     return text if len(text) <= _ID_WIDTH else text[: _ID_WIDTH - 1] + "…"
@@ -169,7 +169,7 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
         earlier = f" (after {len(messages) - 1} more)" if not full and len(messages) > 1 else ""
         branch.add(
             Text.assemble(
-                (f"{message.get('role', '?')}{earlier} ", "dim"), clip(_content(message), full)
+                (f"{message.get('role', '?')}{earlier} ", "dim"), clip(content_text(message), full)
             )
         )
     for choice in call.choices:
@@ -184,13 +184,14 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
 
 
 def _choice(choice: Choice, full: bool) -> Text:
-    text = Text.assemble(("assistant ", "dim"), (clip(_content(choice.message), full), "green"))
+    text = Text.assemble(("assistant ", "dim"), (clip(content_text(choice.message), full), "green"))
     if choice.finish_reason not in (None, "stop", "tool_calls"):
         text.append(f"  [{choice.finish_reason}]", style="yellow")
     return text
 
 
-def _content(message: dict[str, Json]) -> str:
+def content_text(message: dict[str, Json]) -> str:
+    """What a message says: its text, and its tool calls behind it."""
     parts = []
     content = message.get("content", message.get("text"))
     if isinstance(content, list):
