@@ -17,9 +17,11 @@ import transformers
 from aiohttp.test_utils import TestClient, TestServer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from lightning_core.learn.sample import NO_VERSION, Sample, Segment
 from lightning_local.models import Loaded, load
 from lightning_local.serve.app import Server
 from lightning_local.serve.limits import Limits
+from lightning_local.serve.sampling import Logprobs
 
 torch.set_num_threads(1)
 
@@ -159,6 +161,7 @@ def serve(folders: dict[str, Path]) -> Serve:
         *,
         api_key: str | None = "key",
         send_key: bool = True,
+        logprobs: Logprobs = Logprobs.RAW,
         **limits: Any,
     ) -> AsyncIterator[Client]:
         import asyncio
@@ -166,7 +169,12 @@ def serve(folders: dict[str, Path]) -> Serve:
         loaded = load(str(folders[model])) if isinstance(model, str) else model
         bounds = Limits(**{"max_context": 512, "prefix_bytes": 2**22, **limits})
         server = Server(
-            loaded, name="tiny", limits=bounds, api_key=api_key, loop=asyncio.get_running_loop()
+            loaded,
+            name="tiny",
+            limits=bounds,
+            api_key=api_key,
+            loop=asyncio.get_running_loop(),
+            logprobs=logprobs,
         )
         server.scheduler.start()
         http = TestServer(server.app(), handler_cancellation=True)
@@ -242,3 +250,42 @@ def random_model() -> Callable[..., Any]:
 def save_model() -> Callable[..., Path]:
     """`save_model(folder, model)`."""
     return save
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    """`make_sample(prompt, reply, advantage=1.0)`: a sample that learns one reply; the reply is one segment."""
+
+    def made(
+        prompt: list[int],
+        reply: list[int],
+        *,
+        advantage: float | None = 1.0,
+        credit: float | None = None,
+        weight: float = 1.0,
+        logprobs: list[float] | None = None,
+        name: str = "r",
+        version: int = 0,
+    ) -> Sample:
+        before, after = len(prompt), len(reply)
+        return Sample(
+            rollout_id=name,
+            task_id="t",
+            token_ids=(*prompt, *reply),
+            mask=(0,) * before + (1,) * after,
+            logprobs=(0.0,) * before + tuple(logprobs or [-1.0] * after),
+            versions=(NO_VERSION,) * before + (version,) * after,
+            segments=(
+                Segment(
+                    call_id=f"call-{name}",
+                    start=before,
+                    stop=before + after,
+                    version=version,
+                    advantage=advantage,
+                    credit=credit,
+                ),
+            ),
+            weight=weight,
+        )
+
+    return made

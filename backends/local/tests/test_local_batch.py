@@ -97,12 +97,68 @@ async def test_what_is_known_of_a_prompt_is_not_computed_again(serve, reference)
         assert reused == len(first) + len(answer["token_ids"]) - 1
 
 
+def family(size: int, seed: int) -> list[list[int]]:
+    """Prompts that begin alike, some for long and some hardly, of all lengths."""
+    source = random.Random(seed)
+    trunk = [source.randrange(3, 320) for _ in range(80)]
+    return [
+        trunk[: source.randrange(1, 80)] + [source.randrange(3, 320) for _ in range(1 + i % 30)]
+        for i in range(size)
+    ]
+
+
+@pytest.mark.parametrize("model", ["llama", "tied", "sliding"])
+@pytest.mark.parametrize("prefix_bytes", [0, 2**22, 100_000])
+async def test_prompts_that_begin_alike_at_once_equal_transformers_own_generation(
+    serve, reference, teacher_forced, model, prefix_bytes
+):
+    async with serve(model, prefix_bytes=prefix_bytes) as client:
+        asked = [[5], *family(24, seed=5), [6]]
+        await client.complete(asked[1])  # so that some are known in part
+        choices = await asyncio.gather(
+            *(client.complete(p, max_tokens=6, logprobs=0) for p in asked * 2)
+        )
+        for prompt, choice in zip(asked * 2, choices, strict=True):
+            assert choice["token_ids"] == reference(client.loaded.model, prompt, 6)
+            expected = teacher_forced(client.loaded.model, prompt, choice["token_ids"])
+            assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+
+
+async def test_equal_prompts_and_beginnings_are_computed_once(serve):
+    async with serve() as client:
+        computed = []
+
+        def count(module, arguments, keywords):
+            computed.append(keywords["input_ids"].shape)
+
+        hook = client.loaded.model.register_forward_pre_hook(count, with_kwargs=True)
+        source = random.Random(6)
+        trunk = [source.randrange(3, 320) for _ in range(200)]
+        asked = [[*trunk, 10 + i, 7, 7] for i in range(6)]
+        await asyncio.gather(
+            *(client.complete(p, max_tokens=4, ignore_eos=True) for p in asked for _ in range(8))
+        )
+        hook.remove()
+        tokens = sum(rows * columns for rows, columns in computed)
+        # The trunk, six endings with little padding, and what was sampled: each of the 48 rows' first 3 tokens,
+        # and their prompt's last token where they came after it was known.
+        assert tokens <= 203 + 6 * 3 + 48 * 4
+        # Sampled together, not one by one; how many steps it takes depends on when the requests come.
+        assert max(rows for rows, columns in computed if columns == 1) > 8
+
+
+KNOWN = list(range(20, 40))
+
+
 @pytest.mark.parametrize("part", ["model", "batch"])
+@pytest.mark.parametrize("known", [False, True])
 async def test_a_failed_step_ends_its_requests_and_not_the_server(
-    serve, monkeypatch, reference, part
+    serve, monkeypatch, reference, part, known
 ):
     async with serve() as client:
         model = client.loaded.model
+        if known:
+            await client.complete([*KNOWN, 8])
         target = (model.model, "forward") if part == "model" else (Batch, "add")
         with monkeypatch.context() as patch:
 
@@ -110,7 +166,7 @@ async def test_a_failed_step_ends_its_requests_and_not_the_server(
                 raise RuntimeError("out of memory")
 
             patch.setattr(*target, broken)
-            status, reply = await client.post("/v1/completions", {"prompt": [4, 5]})
+            status, reply = await client.post("/v1/completions", {"prompt": KNOWN})
         assert status == 500
         assert "out of memory" in reply["error"]["message"]
-        assert (await client.complete([4, 5]))["token_ids"] == reference(model, [4, 5], 24)
+        assert (await client.complete(KNOWN))["token_ids"] == reference(model, KNOWN, 24)

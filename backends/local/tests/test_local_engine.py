@@ -228,6 +228,7 @@ def test_the_factory_accepts_what_it_can_serve(folders, tmp_path):
         ("org/name", {"max_batch": "many"}, "'many'"),
         ("org/name", {"device": "tpu"}, "'tpu'"),
         ("org/name", {"dtype": "int4"}, "'int4'"),
+        ("org/name", {"logprobs": "cooked"}, "'cooked'"),
     ],
 )
 def test_the_factory_refuses_what_it_cannot(tmp_path, model, options, words):

@@ -23,9 +23,12 @@ from lightning_local.process import Child
 log = logging.getLogger(__name__)
 
 OPTIONS = (
-    "device", "dtype", "threads", "max_batch", "max_context", "cache_mb", "prefix_mb", "start_timeout",
+    "device", "dtype", "threads", "max_batch", "max_context", "cache_mb", "prefix_mb", "logprobs", "start_timeout",
 )  # fmt: skip
 """What `--engine-option` takes."""
+CHOICES = {"device": models.DEVICES, "dtype": models.DTYPES, "logprobs": ("raw", "processed")}
+"""The options with fixed values. `logprobs` says of which distribution the log-probabilities are: the model's own,
+or the one sampled from, as `lightning_local.serve.sampling.Logprobs` explains."""
 GIVES = frozenset(
     {
         Capability.TOKEN_IDS,
@@ -65,7 +68,7 @@ class LocalEngine(Engine):
         """An engine, not yet started.
 
         Args:
-            model: `smollm2`, a Hugging Face folder, or a hub id.
+            model: `smollm2`, a hub id, or a folder: a Hugging Face model, a LoRA adapter or a `policy.pt`.
             folder: where the log `engine.log` goes.
             arguments: further arguments of `python -m lightning_local.serve`.
             start_timeout: seconds that loading may take.
@@ -162,6 +165,10 @@ class LocalEngine(Engine):
     async def load_weights(self, folder: Path) -> None:
         """Serve the weights in `folder` once the requests under way have been answered.
 
+        Args:
+            folder: a Hugging Face folder, which becomes the base model; or one with a LoRA adapter in PEFT's layout,
+                which goes on the base model's own weights in place of any other adapter.
+
         Raises:
             EngineError: they do not fit, or cannot be read, and the old ones stay; or there was no answer in ten minutes.
         """
@@ -213,7 +220,7 @@ class LocalEngineFactory(EngineFactory):
     name: ClassVar[str] = "local"
 
     def accepts(self, model: str) -> bool:
-        """`smollm2`, a folder with a `config.json`, or `org/name`."""
+        """`smollm2`, `org/name`, or a folder with a model, a LoRA adapter or a `policy.pt`."""
         return models.accepts(model)
 
     def create(self, model: str, *, folder: Path, options: Mapping[str, str]) -> LocalEngine:
@@ -224,8 +231,8 @@ class LocalEngineFactory(EngineFactory):
         """
         if not models.accepts(model):
             raise UsageError(
-                f"engine `{self.name}` cannot serve {model!r}: expected `{smollm2.NAME}`, a folder with a"
-                " `config.json`, or a hub id `org/name`"
+                f"engine `{self.name}` cannot serve {model!r}: expected `{smollm2.NAME}`, a hub id `org/name`, or a"
+                " folder with a `config.json`, an `adapter_config.json` or a `policy.pt`"
             )
         if model == smollm2.NAME:
             smollm2.weights_file()
@@ -241,9 +248,8 @@ def _arguments(given: Mapping[str, str]) -> tuple[str, ...]:
     """Command-line arguments from options."""
     options.known(LocalEngine.name, given, OPTIONS)
     arguments: list[str] = []
-    for key in ("device", "dtype"):
+    for key, values in CHOICES.items():
         if key in given:
-            values = models.DEVICES if key == "device" else models.DTYPES
             arguments += [f"--{key}", options.one_of(LocalEngine.name, given, key, values)]
     for key in ("threads", "max_batch", "max_context", "cache_mb", "prefix_mb"):
         value = _whole(given, key)

@@ -1,8 +1,7 @@
-"""Loading a causal language model, and new weights for it."""
+"""Loading a causal language model: a whole one, or a trained policy on top of its base model."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,10 @@ import msgspec
 
 from lightning_core.errors import EngineError, UsageError
 from lightning_local import smollm2
+from lightning_local.serve import policy
+from lightning_local.serve.adapter import CONFIG as ADAPTER_CONFIG
+from lightning_local.serve.adapter import is_adapter, read_settings
+from lightning_local.serve.weights import Weights
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """`org/name` on the Hugging Face hub."""
@@ -32,15 +35,20 @@ class Loaded(msgspec.Struct, frozen=True):
     """The tokens that end a completion."""
     context: int
     """Most tokens that the model was made for."""
+    name: str | None = None
+    """What the user called it; what an adapter for it calls its base model."""
 
 
 def accepts(model: str) -> bool:
-    """Whether `model` names something that can be loaded: `smollm2`, a folder with a model, or a hub id."""
+    """Whether `model` names something that can be loaded.
+
+    That is `smollm2`, a hub id, or a folder: with a whole model, a LoRA adapter or a `policy.pt`.
+    """
     if model == smollm2.NAME:
         return True
     path = Path(model).expanduser()
     if path.is_dir():
-        return (path / "config.json").is_file()
+        return (path / "config.json").is_file() or is_adapter(path) or policy.is_policy(path)
     return HUB_ID.fullmatch(model) is not None
 
 
@@ -51,20 +59,21 @@ def served_name(model: str) -> str:
 
 
 def locate(model: str) -> str:
-    """What transformers loads: a folder or a hub id. Converts `smollm2` on first use.
+    """What can be loaded wherever this process runs: a folder or a hub id. Converts `smollm2` on first use.
 
     Raises:
         UsageError: there is no such model.
     """
-    if model == smollm2.NAME:
+    if smollm2.is_name(model):
         return str(smollm2.prepare())
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not accepts(str(path)):
             raise UsageError(
-                f"folder {str(path)!r} holds no model: `config.json` is missing; give a Hugging Face folder"
+                f"folder {str(path)!r} holds no model: there is no `config.json`, `{ADAPTER_CONFIG}` or"
+                f" `{policy.FILE}`; give a Hugging Face folder"
             )
-        return str(path)
+        return str(path.resolve())
     if HUB_ID.fullmatch(model) is None or model.startswith((".", "/", "~")):
         raise UsageError(
             f"model {model!r} is neither `{smollm2.NAME}`, an existing folder nor a hub id `org/name`"
@@ -72,8 +81,41 @@ def locate(model: str) -> str:
     return model
 
 
+def _layers(model: str) -> tuple[str, list[Path]]:
+    """The whole model that it all rests on, and the folders of what goes on top, the lowest first."""
+    source, layers = locate(model), list[Path]()
+    while True:
+        folder = Path(source)
+        if policy.is_policy(folder):
+            base = policy.base_model(folder)
+        elif is_adapter(folder):
+            base = _adapter_base(folder)
+        else:
+            return source, layers
+        if folder in layers:
+            raise UsageError(f"model {model!r} is its own base model; see {str(folder)!r}")
+        layers.insert(0, folder)
+        try:
+            source = locate(base)
+        except UsageError as error:
+            raise UsageError(f"base model of {str(folder)!r}: {error}") from error
+
+
+def _adapter_base(folder: Path) -> str:
+    try:
+        base = read_settings(folder).get("base_model_name_or_path")
+    except EngineError as error:
+        raise UsageError(str(error)) from error
+    if not isinstance(base, str) or not base:
+        raise UsageError(
+            f"adapter in {str(folder)!r} does not name its base model: set `base_model_name_or_path` in"
+            f" `{ADAPTER_CONFIG}` to `{smollm2.NAME}`, a folder or a hub id"
+        )
+    return base
+
+
 def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer; an adapter or policy is put on its base model.
 
     Args:
         model: what the user named.
@@ -81,7 +123,8 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
         dtype: `auto` is float32 on a CPU, else the model's own.
 
     Raises:
-        UsageError: there is no such model or device, or the batch cannot hold its kind of layers.
+        UsageError: there is no such model or device, the policy does not fit its base model, or the batch cannot
+            hold its kind of layers.
     """
     import torch
     import transformers
@@ -89,13 +132,13 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
     auto_model: Any = transformers.AutoModelForCausalLM  # typed only in part
     messages: Any = transformers.utils.logging
     messages.disable_progress_bar()
-    source = locate(model)
+    source, layers = _layers(model)
     where = _device(device)
     kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and where == "cpu":
         kind = torch.float32
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(_tokenizer(source, layers))
         network = auto_model.from_pretrained(source, dtype=kind)
     except Exception as error:  # each file format has errors of its own
         raise UsageError(
@@ -110,10 +153,24 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
         )
     tokenizer.clean_up_tokenization_spaces = False
     network.to(where).eval()
+    try:
+        for folder in layers:
+            if policy.is_policy(folder):
+                policy.put_on(network, folder)
+            else:
+                read_weights(folder, network)()
+    except EngineError as error:
+        raise UsageError(f"model {model!r} cannot be loaded: {error}") from error
     ends = network.generation_config.eos_token_id
     eos = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
     context = int(getattr(text, "max_position_embeddings", 0) or 4096)
-    return Loaded(network, tokenizer, frozenset(eos), context)
+    return Loaded(network, tokenizer, frozenset(eos), context, model)
+
+
+def _tokenizer(source: str, layers: list[Path]) -> str:
+    """Where the tokenizer lies: with the topmost part that has one."""
+    own = (folder for folder in reversed(layers) if (folder / "tokenizer_config.json").is_file())
+    return str(next(own, source))
 
 
 def _device(name: str) -> str:
@@ -134,60 +191,13 @@ def _device(name: str) -> str:
 
 
 def read_weights(folder: Path, model: Any) -> Callable[[], None]:
-    """Read weights that fit `model` and check them; the returned function puts them in place.
+    """Read weights for a model and check them; the returned function puts them in place, for good.
 
     Args:
-        folder: a Hugging Face folder with `config.json` and the weights.
-        model: the served model; not changed yet.
+        folder: a Hugging Face folder, or one with a LoRA adapter, whatever base model that names.
+        model: the model; not changed yet.
 
     Raises:
         EngineError: the weights are of another model, incomplete, or not finite.
     """
-    import torch
-    import transformers
-
-    auto_model: Any = transformers.AutoModelForCausalLM
-    where = f"weights in {os.fspath(folder)!r}"
-    if not (folder / "config.json").is_file():
-        raise EngineError(
-            f"{where} cannot be read: `config.json` is missing; save with `save_pretrained`"
-        )
-    try:
-        new, report = auto_model.from_pretrained(
-            folder, dtype=model.dtype, output_loading_info=True
-        )
-    except Exception as error:  # each file format has errors of its own
-        raise EngineError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
-    if type(new) is not type(model):
-        raise EngineError(
-            f"{where} are of a `{type(new).__name__}`, but a `{type(model).__name__}` is served"
-        )
-    faults = {
-        kind: sorted(map(str, report.get(kind) or ()))
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    state, served = new.state_dict(), model.state_dict()
-    faults["other_shapes"] = sorted(
-        key for key in served.keys() | state.keys()
-        if key not in state or key not in served or state[key].shape != served[key].shape
-    )  # fmt: skip
-    for kind, keys in faults.items():
-        if keys:
-            raise EngineError(
-                f"{where} do not fit the served model: {len(keys)} {kind.replace('_', ' ')}, first {keys[0]}"
-            )
-    if new.config.tie_word_embeddings != model.config.tie_word_embeddings:
-        raise EngineError(
-            f"{where} have `tie_word_embeddings={new.config.tie_word_embeddings}`, the served model has"
-            f" {model.config.tie_word_embeddings}"
-        )
-    bad = next((key for key, value in state.items() if not bool(torch.isfinite(value).all())), None)
-    if bad is not None:
-        raise EngineError(f"{where} are not finite: `{bad}` holds NaN or infinity")
-
-    def put() -> None:
-        with torch.no_grad():
-            for key, value in served.items():
-                value.copy_(state[key])
-
-    return put
+    return Weights(model, base=None).read(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,6 +24,13 @@ END = "<|im_end|>"
 """Ends a turn; what the GGUF import names in its place is wrong."""
 LAYOUT = 1
 """Grows when the converted folder changes."""
+CONVERTED = re.compile(rf"{NAME}-[\d.]+-{LAYOUT}")
+"""The converted folder's name; its path differs from home to home."""
+
+
+def is_name(model: str) -> bool:
+    """Whether `model` means this model: by its name, or by the converted folder of this or another machine."""
+    return model == NAME or CONVERTED.fullmatch(Path(model).name) is not None
 
 
 def weights_file() -> Path:

@@ -28,7 +28,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve a model on this machine behind an OpenAI-compatible address.",
     )
     parser.add_argument(
-        "--model", required=True, help="smollm2, a Hugging Face folder, or a hub id org/name"
+        "--model",
+        required=True,
+        help="smollm2, a hub id org/name, or a folder: a Hugging Face model, a LoRA adapter, a policy.pt",
     )
     parser.add_argument("--name", help="the name that clients ask for; by default from --model")
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs a key")
@@ -36,11 +38,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--threads", type=int, help="threads of torch; by default one is left free")
-    parser.add_argument("--max-batch", type=int, default=32, help="most requests decoded at once")
+    parser.add_argument("--max-batch", type=int, default=64, help="most requests decoded at once")
     parser.add_argument("--max-context", type=int, help="most tokens of prompt and completion")
     parser.add_argument("--cache-mb", type=int, default=2048, help="memory of the running batch")
     parser.add_argument(
         "--prefix-mb", type=int, default=512, help="memory for known prompts; 0 off"
+    )
+    parser.add_argument(
+        "--logprobs",
+        default="raw",
+        choices=("raw", "processed"),
+        help="log-probabilities of the model itself, or of the distribution sampled from",
     )
     parser.add_argument(
         "--child",
@@ -104,6 +112,7 @@ async def _serve(
 
     from lightning_local.serve.app import Server
     from lightning_local.serve.limits import limits
+    from lightning_local.serve.sampling import Logprobs
 
     loop = asyncio.get_running_loop()
     bounds = limits(
@@ -113,7 +122,14 @@ async def _serve(
         cache_mb=options.cache_mb,
         prefix_mb=options.prefix_mb,
     )
-    server = Server(loaded, name=name, limits=bounds, api_key=key, loop=loop)
+    server = Server(
+        loaded,
+        name=name,
+        limits=bounds,
+        api_key=key,
+        loop=loop,
+        logprobs=Logprobs(options.logprobs),
+    )
     server.scheduler.start()
     runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()

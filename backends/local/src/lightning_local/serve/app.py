@@ -14,16 +14,18 @@ import msgspec
 from aiohttp import web
 
 from lightning_core.errors import EngineError
-from lightning_local.models import Loaded, read_weights
+from lightning_local.models import Loaded
 from lightning_local.serve import requests
 from lightning_local.serve.chat import ChatTemplate
 from lightning_local.serve.errors import BadRequest
 from lightning_local.serve.limits import Limits
 from lightning_local.serve.replies import Reply
 from lightning_local.serve.requests import ChatRequest, CompletionRequest
+from lightning_local.serve.sampling import Logprobs
 from lightning_local.serve.scheduler import Scheduler
 from lightning_local.serve.sequence import Delta, Failure, Job
 from lightning_local.serve.text import Vocabulary
+from lightning_local.serve.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,10 @@ class Server:
         limits: Limits,
         api_key: str | None,
         loop: asyncio.AbstractEventLoop,
+        logprobs: Logprobs = Logprobs.RAW,
     ) -> None:
         self._loaded = loaded
+        self._weights = Weights(loaded.model, base=loaded.name)
         self._name = name
         self._limits = limits
         self._api_key = api_key
@@ -59,6 +63,7 @@ class Server:
             eos=loaded.eos,
             limits=limits,
             loop=loop,
+            logprobs=logprobs,
         )
 
     def app(self) -> web.Application:
@@ -70,7 +75,7 @@ class Server:
         app.router.add_get("/v1/models/{model:.+}", self._model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/admin/weights", self._weights)
+        app.router.add_post("/admin/weights", self._load_weights)
         return app
 
     @web.middleware
@@ -205,14 +210,14 @@ class Server:
             # Also on the way out of a cancelled handler, which is how a client that has gone is seen.
             self.scheduler.cancel(job)
 
-    async def _weights(self, request: web.Request) -> web.Response:
+    async def _load_weights(self, request: web.Request) -> web.Response:
         try:
             folder = json.loads(await request.read())["folder"]
             path = Path(folder)
         except (ValueError, KeyError, TypeError) as error:
             raise BadRequest('expected {"folder": PATH}') from error
         try:
-            put = await asyncio.to_thread(read_weights, path, self._loaded.model)
+            put = await asyncio.to_thread(self._weights.read, path)
             version = await asyncio.wrap_future(self.scheduler.swap(put))
         except (EngineError, RuntimeError) as error:
             raise BadRequest(str(error), param="folder", code="weights", status=409) from error

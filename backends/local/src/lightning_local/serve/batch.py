@@ -10,7 +10,7 @@ import inspect
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values by layer; of one row, each of shape (heads, length, size)."""
@@ -88,12 +88,6 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call] # the mix-in has
         return -1
 
 
-def one_row(cache: DynamicCache) -> Layers:
-    """The keys and values of a one-row cache, not copied."""
-    layers: Any = cache.layers  # kinds that `models.load` refuses have no keys
-    return [(layer.keys[0], layer.values[0]) for layer in layers]
-
-
 class Forward:
     """Runs the model; hides what differs between releases of transformers."""
 
@@ -118,14 +112,6 @@ class Forward:
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
-    def prefill(self, ids: list[int], cache: DynamicCache) -> torch.Tensor:
-        """Run one row's `ids` after what `cache` holds; the logits after the last of them: (1, vocabulary)."""
-        past = cache.get_seq_length()
-        tokens = torch.tensor([ids], device=self.device)
-        mask = torch.ones((1, past + len(ids)), dtype=torch.bool, device=self.device)
-        positions = torch.arange(past, past + len(ids), device=self.device)[None]
-        return self(tokens, mask, positions, cache)
-
 
 class Batch:
     """The rows that are being decoded. A row is known by its index; removing one moves the last into its place."""
@@ -143,9 +129,9 @@ class Batch:
         """Columns in use: the longest row's length."""
         return self._window.width
 
-    def add(self, cache: DynamicCache, count: int = 1) -> None:
-        """Append `count` rows with the contents of a one-row cache."""
-        length, source = cache.get_seq_length(), one_row(cache)
+    def add(self, source: Layers, count: int = 1) -> None:
+        """Append `count` rows with the same contents."""
+        length = source[0][0].shape[1]
         if not self._layers:
             self._layers = [_Layer(self._window) for _ in source]
         self._reserve(source, rows=self._window.rows + count, width=max(length, self.width))

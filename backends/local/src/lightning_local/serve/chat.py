@@ -32,6 +32,22 @@ class ChatTemplate:
         Raises:
             BadRequest: the messages are not such that the template can render them.
         """
+        text = self.text(messages, tools)
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def text(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        reply_follows: bool = True,
+    ) -> str:
+        """The messages as text, ending where the assistant's turn begins if a reply follows.
+
+        Raises:
+            BadRequest: the messages are not such that the template can render them.
+        """
         if not self._there:
             raise BadRequest(
                 "the model has no chat template; use `/v1/completions`", param="messages"
@@ -44,18 +60,17 @@ class ChatTemplate:
         else:
             turns = _as_text(turns, tools)
         try:
-            text = self._tokenizer.apply_chat_template(
+            rendered: str = self._tokenizer.apply_chat_template(
                 turns,
                 tools=tools if tools and self.knows_tools else None,
-                add_generation_prompt=True,
+                add_generation_prompt=reply_follows,
                 tokenize=False,
             )
         except Exception as error:  # templates raise what they like on messages they do not want
             raise BadRequest(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return rendered
 
 
 def _normal(message: dict[str, Any], i: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lightning_local.models import Loaded
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler may use."""
 
-    max_batch: int = 32
+    max_batch: int = 64
     """Most rows at once."""
     max_context: int = 8192
     """Most tokens of a row, prompt and completion."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from transformers.cache_utils import DynamicCache
-
 from lightning_local.serve.batch import Layers
 
 LEAST = 8
@@ -21,24 +19,21 @@ class PrefixCache:
         self._limit = limit
         self._bytes = 0
         self._entries: OrderedDict[tuple[int, ...], Layers] = OrderedDict()
-        self.reused = 0
-        """Prompt tokens that did not have to be computed."""
 
-    def start(self, ids: list[int]) -> DynamicCache:
-        """A one-row cache with as much of `ids` as is known, but for the last token."""
-        cache = DynamicCache()
+    def find(self, ids: list[int]) -> tuple[Layers, int]:
+        """As much of `ids` as is known, but for the last token: keys and values, not copied, and how many tokens."""
         best, length = None, 0
         for key in self._entries:
-            common = _common(key, ids[:-1])
-            if common > length:
-                best, length = key, common
+            shared = common(key, ids)
+            if shared > length:
+                best, length = key, shared
+        length = min(length, len(ids) - 1)
         if best is None or length < LEAST:
-            return cache
+            return [], 0
         self._entries.move_to_end(best)
-        for i, (keys, values) in enumerate(self._entries[best]):
-            cache.update(keys[None, :, :length], values[None, :, :length], i)
-        self.reused += length
-        return cache
+        return [
+            (keys[:, :length], values[:, :length]) for keys, values in self._entries[best]
+        ], length
 
     def put(self, ids: Sequence[int], layers: Layers) -> None:
         """Remember a sequence; what it begins with is forgotten, as it is part of it."""
@@ -66,9 +61,9 @@ class PrefixCache:
         self._bytes -= sum(k.nbytes + v.nbytes for k, v in self._entries.pop(key))
 
 
-def _common(key: tuple[int, ...], ids: list[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences have in common at the start."""
-    for i, (one, other) in enumerate(zip(key, ids, strict=False)):
-        if one != other:
+    for i, (first, second) in enumerate(zip(one, other, strict=False)):
+        if first != second:
             return i
-    return min(len(key), len(ids))
+    return min(len(one), len(other))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
@@ -10,6 +12,16 @@ import torch
 
 MAX_TOP = 20
 """Most alternatives that a reply lists per token."""
+
+
+class Logprobs(StrEnum):
+    """Of which distribution the log-probabilities are; vLLM's `--logprobs-mode` has both, as `raw_logprobs` and so on."""
+
+    RAW = "raw"
+    """The model's own: log-softmax of the logits, before temperature, penalties and filters."""
+    PROCESSED = "processed"
+    """The one sampled from: after penalties and biases, divided by the temperature, renormalised over what the
+    filters leave. At temperature 0 nothing is sampled, and the raw ones are given."""
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +76,10 @@ class Token(msgspec.Struct, frozen=True):
     id: int
     """Its id."""
     logprob: float
-    """Log-softmax of the raw logits at this id: before temperature, penalties and filters."""
+    """Its log-probability, of the kind that `draw` was asked for."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens with their log-probabilities, best first; as many as were asked for."""
+    """The likeliest tokens with their log-probabilities, best first; as many as were asked for, but none that
+    cannot be sampled."""
 
 
 class Row(Protocol):
@@ -84,14 +97,14 @@ class Row(Protocol):
     """The model's end tokens."""
 
 
-def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[Token]:
+def draw(logits: torch.Tensor, rows: Sequence[Row], kind: Logprobs = Logprobs.RAW) -> list[Token]:
     """One token for each row.
 
     Args:
         logits: float32 of shape (rows, vocabulary); not changed.
         rows: the rows, in the same order.
+        kind: which log-probabilities the tokens get.
     """
-    logprobs = torch.log_softmax(logits, dim=-1)
     shaped = logits
     odd = [i for i, row in enumerate(rows) if not row.params.plain]
     if odd:
@@ -99,9 +112,19 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[Token]:
         for i in odd:
             _penalise(shaped[i], rows[i])
     ids = shaped.argmax(dim=-1)
+    scored = logits
     warm = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if warm:
-        ids[warm] = _sample(shaped[warm], [rows[i] for i in warm])
+        drawn = [rows[i] for i in warm]
+        scaled = _scale(shaped[warm], drawn)
+        ids[warm] = _sample(scaled, drawn)
+        if kind is Logprobs.PROCESSED:
+            scored = (
+                scaled
+                if len(warm) == len(rows)
+                else logits.index_copy(0, torch.tensor(warm, device=logits.device), scaled)
+            )
+    logprobs = torch.log_softmax(scored, dim=-1)
     chosen = logprobs.gather(1, ids[:, None])[:, 0].tolist()
     tops = _tops(logprobs, rows)
     return [
@@ -110,7 +133,8 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[Token]:
     ]
 
 
-def _sample(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _scale(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """The logits whose softmax is sampled from."""
     # The type is given, as loading weights in another thread may change torch's default for a while.
     heat = torch.tensor(
         [row.params.temperature for row in rows], dtype=torch.float32, device=logits.device
@@ -118,10 +142,14 @@ def _sample(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     scaled = logits / heat[:, None]
     for i, row in enumerate(rows):
         _filter(scaled[i], row.params)
+    return scaled
+
+
+def _sample(scaled: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     # A race of exponential clocks: the first to ring is a draw from the softmax. Each row has a clock of its own,
     # so that its draws do not depend on its neighbours; and rounding, which differs with the size of the batch,
     # changes a draw only where two tokens ring at practically the same moment.
-    noise = torch.empty(logits.shape, dtype=torch.float32)
+    noise = torch.empty(scaled.shape, dtype=torch.float32)
     for i, row in enumerate(rows):
         noise[i].uniform_(generator=row.rng)
     # A number in [0, 1) becomes a waiting time; a 0 waits for ever, so that no rounding makes a clock ring at once.
@@ -174,6 +202,10 @@ def _tops(logprobs: torch.Tensor, rows: Sequence[Row]) -> list[Any]:
     best = logprobs.topk(most, dim=-1)
     values, indices = best.values.tolist(), best.indices.tolist()
     return [
-        tuple(zip(ids[: row.params.logprobs or 0], lps[: row.params.logprobs or 0], strict=True))
+        tuple(
+            (id_, logprob)
+            for id_, logprob in zip(ids[: row.params.logprobs or 0], lps, strict=False)
+            if logprob > -math.inf
+        )
         for row, ids, lps in zip(rows, indices, values, strict=True)
     ]

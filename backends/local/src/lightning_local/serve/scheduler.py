@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import torch
-from transformers.cache_utils import DynamicCache
 
-from lightning_local.serve.batch import Batch, Forward, one_row
+from lightning_local.serve.batch import Batch, Forward
 from lightning_local.serve.limits import Limits
+from lightning_local.serve.prefill import Prompt, compute, may_join
 from lightning_local.serve.prefix import PrefixCache
-from lightning_local.serve.sampling import draw
+from lightning_local.serve.sampling import Logprobs, draw
 from lightning_local.serve.sequence import Delta, Failure, Job, Sequence
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """The model's name."""
     weights_version: int
     """How often the weights were replaced."""
+    logprobs: Logprobs
+    """Of which distribution the log-probabilities are."""
     running: int
     """Rows being decoded."""
     waiting: int
@@ -54,15 +56,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that had to make room and were computed again."""
 
 
-class _Prefill:
-    """A prompt being computed, for one row or several with the same tokens."""
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.sequences = sequences
-        self.cache = DynamicCache()
-        self.ids = sequences[0].ids
-
-
 class Scheduler:
     """Owns the model. All work on it happens in one thread; the public methods may be called from any other."""
 
@@ -75,6 +68,7 @@ class Scheduler:
         eos: frozenset[int],
         limits: Limits,
         loop: asyncio.AbstractEventLoop,
+        logprobs: Logprobs = Logprobs.RAW,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -82,18 +76,20 @@ class Scheduler:
         self._eos = eos
         self._limits = limits
         self._loop = loop
+        self._logprobs = logprobs
         self._forward = Forward(model)
         self._batch = Batch(self._forward)
         self._rows: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
-        self._prefill: _Prefill | None = None
+        self._prefill: list[Prompt] = []
+        self._known: list[Prompt] = []
         self._prefixes = PrefixCache(limits.prefix_bytes)
         self._swap: tuple[Callable[[], None], concurrent.futures.Future[int]] | None = None
         self._inbox: deque[Job] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._version = 0
-        self._sampled = self._prompted = self._preempted = 0
+        self._sampled = self._prompted = self._reused = self._preempted = 0
         self._recent: deque[tuple[float, int]] = deque()
         self._out: list[tuple[Job, Delta | Failure]] = []
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
@@ -139,12 +135,13 @@ class Scheduler:
         return Stats(
             model=self._name,
             weights_version=self._version,
+            logprobs=self._logprobs,
             running=len(self._rows),
             waiting=len(self._waiting) + sum(job.choices for job in list(self._inbox)),
             tokens_per_second=round(sum(count for _, count in recent) / WINDOW, 2),
             sampled_tokens=self._sampled,
             prompt_tokens=self._prompted,
-            reused_prompt_tokens=self._prefixes.reused,
+            reused_prompt_tokens=self._reused,
             preempted=self._preempted,
         )
 
@@ -178,12 +175,14 @@ class Scheduler:
             self._swap_now()
         budget = CHUNK
         while budget > 0:
-            if self._prefill is None and not self._admit():
+            if not self._prefill:
+                self._admit(budget)
+            if not self._prefill:
                 break
             budget -= self._advance_prefill(budget)
         if self._rows:
             self._make_room()
-            logits = self._batch.step([row.tokens[-1] for row in self._rows])
+            logits = self._batch.step([(row.tokens or row.prompt)[-1] for row in self._rows])
             self._take(logits, list(self._rows))
             self._retire()
 
@@ -197,58 +196,73 @@ class Scheduler:
                 self._remove(i)
         if any(sequence.job.cancelled for sequence in self._waiting):
             self._waiting = deque(s for s in self._waiting if not s.job.cancelled)
-        if self._prefill is not None:
-            left = [s for s in self._prefill.sequences if not s.job.cancelled]
-            self._prefill.sequences = left
-            if not left:
-                self._prefill = None
+        for prompt in self._prefill:  # of a long one, which takes several steps
+            prompt.sequences = [s for s in prompt.sequences if not s.job.cancelled]
+        self._prefill = [prompt for prompt in self._prefill if prompt.sequences]
 
-    def _admit(self) -> bool:
-        """Begin the next prompt, where there is room; with it all that wait with the same tokens."""
-        waiting = (s for s in self._waiting if self._swap is None or s.job.begun)
-        first = next(waiting, None)
-        if first is None:
-            return False
-        ids = first.ids
-        columns = max(self._batch.width, len(ids)) + LOOK_AHEAD
-        room = min(self._limits.max_batch, self._limits.cache_tokens // columns) - len(self._rows)
-        if room <= 0 and self._rows:
-            return False
-        alike = [
-            first,
-            *(s for s in waiting if s.prompt == first.prompt and s.tokens == first.tokens),
-        ]
-        alike = alike[: max(1, room)]
-        chosen = {id(sequence) for sequence in alike}
-        self._waiting = deque(s for s in self._waiting if id(s) not in chosen)
-        for sequence in alike:
-            sequence.job.begun = True
-            sequence.job.weights_version = self._version
-        self._prefill = _Prefill(alike)
-        self._prefill.cache = self._prefixes.start(ids)
-        return True
+    def _admit(self, budget: int) -> None:
+        """Take from the queue what there is room for.
+
+        What is known but for its last token joins the batch. Of the rest, those that are best computed at once
+        become the prompts under way; with each go all that wait with the same tokens.
+        """
+        alike: dict[tuple[int, ...], list[Sequence]] = {}
+        for sequence in self._waiting:
+            if self._swap is None or sequence.job.begun:
+                alike.setdefault(tuple(sequence.ids), []).append(sequence)
+        taken: set[int] = set()
+        width = self._batch.width
+        for key, sequences in alike.items():
+            ids = list(key)
+            width = max(width, len(ids))
+            most = min(self._limits.max_batch, self._limits.cache_tokens // (width + LOOK_AHEAD))
+            used = len(self._rows) + sum(len(p.sequences) for p in (*self._prefill, *self._known))
+            room = most - used if used else max(1, most)
+            if room <= 0:
+                break
+            known, done = self._prefixes.find(ids)
+            prompt = Prompt(sequences[:room], ids, known, done)
+            ready = done > 0 and prompt.left == 1
+            if not ready and not may_join(
+                prompt, self._prefill, budget, remembers=bool(self._limits.prefix_bytes)
+            ):
+                continue
+            self._reused += done
+            taken.update(map(id, prompt.sequences))
+            for sequence in prompt.sequences:
+                sequence.job.begun = True
+                sequence.job.weights_version = self._version
+            (self._known if ready else self._prefill).append(prompt)
+        if taken:
+            self._waiting = deque(s for s in self._waiting if id(s) not in taken)
+        while self._known:
+            self._join(self._known[0])
+            self._known.pop(0)
+
+    def _join(self, prompt: Prompt) -> None:
+        self._batch.add(prompt.known, len(prompt.sequences))
+        self._rows.extend(prompt.sequences)
 
     def _advance_prefill(self, budget: int) -> int:
-        """Compute up to `budget` tokens of the prompt; once done, its rows join. Returns the tokens computed."""
-        prefill = self._prefill
-        assert prefill is not None
-        done = prefill.cache.get_seq_length()
-        part = prefill.ids[done : done + budget]
-        logits = self._forward.prefill(part, prefill.cache)
-        if done + len(part) < len(prefill.ids):
-            return len(part)
-        self._prefixes.put(prefill.ids, one_row(prefill.cache))
-        count = len(prefill.sequences)
-        self._batch.add(prefill.cache, count)
-        self._rows.extend(prefill.sequences)
-        self._prefill = None
-        self._take(logits.expand(count, -1), prefill.sequences)
+        """Compute the prompts under way, or `budget` tokens of one; once done, the rows join. Returns the tokens."""
+        before = sum(prompt.left for prompt in self._prefill)
+        logits = compute(self._forward, self._prefill, budget)
+        computed = before - sum(prompt.left for prompt in self._prefill)
+        if self._prefill[0].left:
+            return computed
+        done, rows = self._prefill, list[int]()
+        for row, prompt in enumerate(done):
+            self._prefixes.put(prompt.ids, prompt.known)
+            self._join(prompt)
+            rows += [row] * len(prompt.sequences)
+        self._prefill = []
+        self._take(logits[rows], [s for prompt in done for s in prompt.sequences])
         self._retire()
-        return len(part)
+        return computed
 
     def _take(self, logits: torch.Tensor, rows: list[Sequence]) -> None:
         """Sample a token for each row."""
-        for sequence, token in zip(rows, draw(logits, rows), strict=True):
+        for sequence, token in zip(rows, draw(logits, rows, self._logprobs), strict=True):
             self._out.append((sequence.job, sequence.push(token)))
         now = time.monotonic()
         self._sampled += len(rows)
@@ -301,13 +315,12 @@ class Scheduler:
 
     def _fail(self, message: str) -> None:
         """End every request that is computed now, and begin again with an empty cache."""
-        sequences = list(self._rows)
-        if self._prefill is not None:
-            sequences += self._prefill.sequences
+        begun = [s for prompt in (*self._prefill, *self._known) for s in prompt.sequences]
+        sequences = [*self._rows, *begun]
         for job in {id(s.job): s.job for s in sequences}.values():
             job.cancelled = True
             self._out.append((job, Failure(message)))
-        self._rows, self._prefill = [], None
+        self._rows, self._prefill, self._known = [], [], []
         self._batch = Batch(self._forward)
         self._prefixes.clear()
 
