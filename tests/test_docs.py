@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core import hookspecs, records, reward, rollout, task, trace
+from lightning_core.learn import sample
 from lightning_core.plugins import load
 from lightning_core.settings import Settings
 
@@ -77,3 +78,15 @@ def test_hook_page_example_is_a_plugin(tmp_path, monkeypatch):
         Settings(), entry_points=[EntryPoint("shout", "lightning_shout", "lightning_core")]
     )
     assert "shout" in plugins.rewards()
+
+
+def test_samples_page_example_holds():
+    page = (ROOT / "docs/samples.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.S)[1]
+    assert "assert" in code
+    exec(compile(code, "docs/samples.md", "exec"), {})
+
+
+@pytest.mark.parametrize("name", [*sample.Joined, *sample.Skipped], ids=repr)
+def test_samples_page_names_every_way_and_reason(name):
+    assert f"| `{name}` |" in (ROOT / "docs/samples.md").read_text()

@@ -17,7 +17,7 @@ PACKAGES = {
 }
 PROTOCOLS = {
     "records", "errors", "capability", "task", "reward", "rollout", "trace", "adapter", "engine", "sampling", "runs",
-    "backend",
+    "backend", "optimization",
 }  # fmt: skip
 HEAVY = {
     "torch", "transformers", "langgraph", "langchain", "langchain_core", "openai", "litellm", "opentelemetry", "httpx",
@@ -39,9 +39,11 @@ LAYERS = {
         "settings",
         "sources",
         "tokens",
+        "trackers",
         "wire",
         "worker",
     },
+    "learn": {"learn"},
     "store": {"store"},
     "gateway": {"gateway", "store", "tokens", "wire"},
     "instrument": {"instrument"},

@@ -18,14 +18,23 @@ if TYPE_CHECKING:
         RolloutContext,
     )
     from lightning_core.agents import Adapted
-    from lightning_core.backend import Artifact, Backend
+    from lightning_core.backend import Backend
     from lightning_core.capability import Capability
     from lightning_core.engine import Endpoint, Engine, EngineFactory
+    from lightning_core.optimization import OptimizeConfig
     from lightning_core.plugins import hookimpl
     from lightning_core.reward import Reward, RewardScope, RewardStatus
     from lightning_core.rollout import Attempt, Budget, Cause, Mode, Rollout, RolloutStatus
     from lightning_core.running.evaluate import run, run_sync
-    from lightning_core.runs import RolloutRequest, Run, RunConfig, RunResult
+    from lightning_core.running.optimize import optimize, optimize_sync
+    from lightning_core.runs import (
+        Artifact,
+        OptimizeResult,
+        RolloutRequest,
+        Run,
+        RunConfig,
+        RunResult,
+    )
     from lightning_core.sampling import SamplingPolicy
     from lightning_core.sources import load_tasks
     from lightning_core.store.base import Store
@@ -37,14 +46,16 @@ __version__ = "1.0.0"
 _HOMES = {
     "adapter": ("Adapter", "AgentGraph", "GraphEdge", "GraphNode", "NodeKind", "RolloutContext"),
     "agents": ("Adapted",),
-    "backend": ("Artifact", "Backend"),
+    "backend": ("Backend",),
     "capability": ("Capability",),
     "engine": ("Endpoint", "Engine", "EngineFactory"),
+    "optimization": ("OptimizeConfig",),
     "running.evaluate": ("run", "run_sync"),
+    "running.optimize": ("optimize", "optimize_sync"),
     "plugins": ("hookimpl",),
     "reward": ("Reward", "RewardScope", "RewardStatus"),
     "rollout": ("Attempt", "Budget", "Cause", "Mode", "Rollout", "RolloutStatus"),
-    "runs": ("RolloutRequest", "Run", "RunConfig", "RunResult"),
+    "runs": ("Artifact", "OptimizeResult", "RolloutRequest", "Run", "RunConfig", "RunResult"),
     "sampling": ("SamplingPolicy",),
     "sources": ("load_tasks",),
     "store.base": ("Store",),
@@ -72,6 +83,8 @@ __all__ = [
     "GraphNode",
     "Mode",
     "NodeKind",
+    "OptimizeConfig",
+    "OptimizeResult",
     "Reward",
     "RewardScope",
     "RewardStatus",
@@ -91,6 +104,8 @@ __all__ = [
     "Trace",
     "hookimpl",
     "load_tasks",
+    "optimize",
+    "optimize_sync",
     "run",
     "run_sync",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from lightning_core.capability import Capability
 from lightning_core.engine import Engine, EngineFactory
 from lightning_core.errors import UsageError
 from lightning_core.plugins import Plugins
@@ -29,9 +30,9 @@ class ChosenEngine(msgspec.Struct, frozen=True):
         """The engine, not yet started; raises as `EngineFactory.create` does."""
         return self.factory.create(self.model, folder=folder, options=options)
 
-    def check(self, options: Mapping[str, str]) -> None:
-        """Raise what `create` would; makes an engine that is never started, so that nothing is left."""
-        self.create(folder=Path(tempfile.gettempdir()), options=options)
+    def check(self, options: Mapping[str, str]) -> frozenset[Capability]:
+        """What the engine would give; raises what `create` would. It is never started, so that nothing is left."""
+        return self.create(folder=Path(tempfile.gettempdir()), options=options).gives
 
 
 def create_engine(model: str | None, engine: str | None, plugins: Plugins) -> ChosenEngine | None:

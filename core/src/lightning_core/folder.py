@@ -5,6 +5,9 @@ store.sqlite     tasks, rollouts, attempts, calls, spans, rewards
 server.key       signs the tokens; readable by its owner alone
 metrics.jsonl    one line for each rollout that ended, or for each step of an optimisation
 state.json       what a backend saved, to resume from
+checkpoints/     of the policy, where weights are trained: model, optimiser, random numbers
+policy/          the weights that the engine has taken last
+artifact/        what an optimisation ended in
 logs/            server.log, worker-N.log, and the engine's
 """
 
@@ -14,7 +17,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,23 +128,36 @@ class RunFolder:
 
     def append_metrics(self, line: Mapping[str, Json]) -> None:
         """Append one line to `metrics.jsonl`."""
-        with self.metrics.open("ab") as file:
+        with self.metrics.open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                # A kill may have cut the last line short; the next must not become part of it.
+                file.seek(end - 1)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
             file.write(msgspec.json.encode(line) + b"\n")
 
-    def told(self) -> frozenset[str]:
-        """The rollouts that have their line in `metrics.jsonl`."""
-        found = set()
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, but for one that a kill cut short."""
         try:
             with self.metrics.open("rb") as file:
                 for line in file:
-                    # A run that was killed may have left half a line.
                     with contextlib.suppress(msgspec.DecodeError):
                         value = msgspec.json.decode(line)
-                        if isinstance(value, dict) and isinstance(value.get("rollout"), str):
-                            found.add(value["rollout"])
+                        if isinstance(value, dict):
+                            yield value
         except FileNotFoundError:
-            pass
-        return frozenset(found)
+            return
+
+    def told(self) -> frozenset[str]:
+        """The rollouts that have their line in `metrics.jsonl`."""
+        named = (line.get("rollout") for line in self.lines())
+        return frozenset(name for name in named if isinstance(name, str))
+
+    def logged_steps(self) -> set[int]:
+        """The steps that have a line in `metrics.jsonl`."""
+        named = (line.get("step") for line in self.lines())
+        return {number for number in named if isinstance(number, int)}
 
     def save_state(self, state: Mapping[str, Json]) -> None:
         """Replace `state.json` atomically."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_core.optimization import OptimizeConfig
 from lightning_core.records import Json, Record
 from lightning_core.rollout import Budget, Cause, Mode
 from lightning_core.sampling import SamplingPolicy
@@ -70,6 +71,8 @@ class RunConfig(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The most tasks that were taken; None for all."""
     engine_options: dict[str, str] = msgspec.field(default_factory=dict)
     """The engine's own options, without secrets."""
+    optimize: OptimizeConfig | None = None
+    """What is to be optimised, and how; None for an evaluation."""
 
 
 class RunResult(Record, frozen=True, kw_only=True):
@@ -104,6 +107,45 @@ class RunResult(Record, frozen=True, kw_only=True):
                 counts[trace.attempt.cause] = counts.get(trace.attempt.cause, 0) + 1
         return counts
 
+    def __repr__(self) -> str:
+        """The name, how many rollouts ended how, and the mean reward; the traces are too long to be shown."""
+        causes = ", ".join(f"{count} {cause}" for cause, count in self.causes.items())
+        mean = "none" if self.mean_reward is None else f"{self.mean_reward:.3f}"
+        return (
+            f"<RunResult {self.name!r}: {len(self.traces)} rollouts ({causes or 'none ended'}),"
+            f" {self.scored} scored, mean reward {mean}>"
+        )
+
+    __str__ = __repr__
+
+
+class Artifact(Record, frozen=True, kw_only=True):
+    """What an optimisation ends in: a file or folder that a user can apply."""
+
+    kind: str
+    """`strategy`, `lora`, `checkpoint`."""
+    path: str
+    """Where it lies, relative to the run folder."""
+    apply: str
+    """The command that applies it."""
+    metrics: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What is known of it, such as validation reward before and after."""
+
+
+class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `lightning_core.optimize` returns."""
+
+    name: str
+    """The run's name."""
+    folder: str
+    """The run's folder."""
+    artifact: Artifact
+    """What the optimisation ended in, and what is known of it."""
+    steps: Mapping[int, Mapping[str, Json]] = msgspec.field(default_factory=dict)
+    """The metrics of each step of this start, by its number; `metrics.jsonl` has all of them."""
+    seconds: float = 0.0
+    """Wall time of this start."""
+
 
 class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A backend's wish for rollouts of one task."""
@@ -116,6 +158,9 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway does with their model calls."""
     metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The backend's own notes, such as the step."""
+    key: str | None = None
+    """Names the rollouts, such as `step-3`: asked for again under the same key after a restart, those that have ended
+    are not run again. None numbers them in the order of the requests for the task."""
 
 
 class Run(ABC):
@@ -131,16 +176,36 @@ class Run(ABC):
         """The run's tasks, with `expected`, in order; of one split where named."""
 
     @abstractmethod
-    async def rollouts(self, requests: Sequence[RolloutRequest]) -> list[list[Trace]]:
-        """Run and grade; one inner list for each request, in order, a failed rollout among them as data."""
+    async def rollouts(
+        self, requests: Sequence[RolloutRequest], *, quorum: float = 1.0
+    ) -> list[list[Trace]]:
+        """Run and grade; one inner list for each request, in order, a failed rollout among them as data.
+
+        Args:
+            requests: what is wanted. May be called again while earlier requests run.
+            quorum: share of all the rollouts that must have ended; the rest is then cancelled, and is among the
+                traces with the cause `cancelled`.
+        """
 
     @abstractmethod
     async def publish(self, folder: Path, *, version: int) -> None:
         """Serve the weights in `folder` as policy `version` from the next call on: pause, drain, load, resume."""
 
     @abstractmethod
+    async def reread(self, traces: Sequence[Trace]) -> list[Trace]:
+        """The same traces as the store has them now, with rewards that have come since."""
+
+    @abstractmethod
     async def log(self, metrics: Mapping[str, Json], *, step: int) -> None:
-        """Append a line to `metrics.jsonl`."""
+        """Append a line to `metrics.jsonl`, and tell plugins (`lightning_step_finished`)."""
+
+    @abstractmethod
+    def logged(self, step: int) -> bool:
+        """Whether a line of the step's has been logged, now or before a restart."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Tell the user what is being done now."""
 
     @abstractmethod
     def save(self, state: Mapping[str, Json]) -> None:

@@ -34,3 +34,6 @@ class SamplingPolicy(Record, frozen=True, kw_only=True):
     """Upper bound on completion tokens; an agent may ask for fewer."""
     allow_n: bool = True
     """Whether an agent may ask for several choices; they are siblings. Else `n` is taken out."""
+    as_asked: bool = False
+    """Whether the agent's own parameters stand, within `max_tokens`: for a policy that is used, not learnt from or
+    measured. The other fields then say nothing."""

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from lightning_core.children import Child
+from lightning_core.client import WorkerEnd
 from lightning_core.errors import AgentError, UsageError
 from lightning_core.running.checks import check_agent, check_resumable, tasks_digest
 from lightning_core.running.workforce import Workforce
@@ -32,17 +33,21 @@ class Caller:
         self.suspects = 0
         self.journal = asyncio.Queue()
         self.reasons = []
+        self.exit_statuses = set()
         self.held = list(held)
 
     async def worker_holds(self, name):
         return bool(self.held)
 
-    async def worker_lost(self, name, reason):
+    async def worker_lost(self, name, reason, exit_status=None):
         if "ended with status" not in reason:
-            return 0
+            assert exit_status is None
+            return WorkerEnd(0, 0)
         self.journal.put_nowait(name)
         self.reasons.append(reason)
-        return self.held.pop(0) if self.held else 0
+        self.exit_statuses.add(exit_status)
+        held = self.held.pop(0) if self.held else 0
+        return WorkerEnd(held, held)
 
 
 @pytest.fixture
@@ -71,6 +76,7 @@ async def test_a_worker_that_always_dies_is_given_up_and_the_cause_is_named(modu
     assert run.journal.get_nowait() == "run-worker-0"
     assert "ended with status 9" in run.reasons[0]
     assert "the last word" in caplog.text
+    assert run.exit_statuses == {9}
 
 
 @pytest.mark.slow

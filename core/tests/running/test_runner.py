@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 
+import msgspec
 import pytest
 
 from lightning_core.capability import Capability
@@ -31,6 +32,7 @@ from lightning_core.task import Task
 from lightning_core.testing import Delay, Text
 from lightning_core.tokens import Scope
 from lightning_core.worker.callable import CallableAdapter
+from lightning_core.worker.worker import Worker
 
 TASKS = [Task(id=f"t{n}", input=f"q{n}", expected=f"q{n}") for n in range(6)]
 
@@ -53,11 +55,13 @@ def same(task, trace):
 def plan(tmp_path):
     """A plan for a live agent; the agent gives its input back unless told otherwise."""
 
-    def make(agent=None, *, name="run", owner="aa", mode=Mode.OBSERVE, **options):
+    def make(agent=None, *, name="run", owner="aa", mode=Mode.OBSERVE, asked=None, **options):
         async def echo(question):
             return question
 
-        config = RunConfig(name=name, agent="echo", created_at=time.time(), owner=owner, mode=mode)
+        config = RunConfig(
+            name=name, agent="echo", created_at=time.time(), owner=owner, mode=mode, **(asked or {})
+        )
         given = {
             "config": config,
             "folder": RunFolder.create(tmp_path, None, hint=name),
@@ -91,7 +95,7 @@ async def test_a_server_that_restarts_under_a_run_loses_nothing(tmp_path, plan):
             server=server.url,
             token=server.token(Scope.ADMIN),
             listener=lambda counts: notes.add(counts.note),
-            concurrency=2,
+            asked={"concurrency": 2},
         )
         async with launched(one) as run:
             rollouts = asyncio.create_task(run.rollouts(requests()))
@@ -104,7 +108,7 @@ async def test_a_server_that_restarts_under_a_run_loses_nothing(tmp_path, plan):
             await server.start()
             go_on.set()
             groups = await rollouts
-            assert await asking == 0
+            assert await asking == (0, 0)
             assert run.progress.note is None
     finally:
         await server.close()
@@ -240,17 +244,39 @@ async def test_without_any_worker_the_user_is_told_and_the_run_goes_on(
 
     async with Server(ServerConfig(folder=tmp_path / "server")) as server:
         where = {"server": server.url, "token": server.token(Scope.ADMIN)}
-        idle = plan(spec="agents.py:agent", agent=None, workers=0, listener=listener, **where)
-        idle = LaunchPlan(
-            **{name: getattr(idle, name) for name in idle.__struct_fields__} | {"agent": None}
-        )
+        idle = plan(spec="agents.py:agent", asked={"workers": 0}, listener=listener, **where)
+        idle = msgspec.structs.replace(idle, agent=None)
         async with launched(idle) as run:
             rollouts = asyncio.create_task(run.rollouts(requests()))
             await told.wait()
-            async with launched(plan(name="helper", **where)):
+            async with Client(server.url, server.token(Scope.WORKER)) as client:
+                stop = asyncio.Event()
+                worker = Worker(client, lambda question: question)
+                working = asyncio.create_task(worker.run(stop))
                 groups = await rollouts
+                stop.set()
+                await working
     assert {trace.attempt.cause for (trace,) in groups} == {Cause.SUCCESS}
     assert caplog.text.count("no worker is at") == 1
+
+
+async def test_a_runs_own_worker_runs_no_other_runs_rollouts(tmp_path, plan):
+    async def one(question):
+        return "one"
+
+    async def two(question):
+        return "two"
+
+    async with Server(ServerConfig(folder=tmp_path / "server")) as server:
+        where = {"server": server.url, "token": server.token(Scope.ADMIN)}
+        async with (
+            launched(plan(one, name="one", **where)) as left,
+            launched(plan(two, name="two", **where)) as right,
+        ):
+            both = await asyncio.gather(left.rollouts(requests()), right.rollouts(requests()))
+    for groups, output in zip(both, ("one", "two"), strict=True):
+        assert {trace.output for (trace,) in groups} == {output}
+        assert {trace.attempt.number for (trace,) in groups} == {1}
 
 
 # The engine ------------------------------------------------------------------------------------------------------
@@ -325,6 +351,31 @@ async def test_weights_are_not_loaded_under_a_call(tmp_path, plan, scripted_serv
         assert engine.loaded == [tmp_path]
         ((trace,),) = await run.rollouts(requests(Mode.VAL, TASKS[1:2]))
         assert trace.calls[0].policy_version == 1
+
+
+async def test_a_server_that_restarts_is_told_again_where_the_runs_policy_is(
+    tmp_path, plan, scripted_server
+):
+    config = ServerConfig(folder=tmp_path / "server", port=free_port())
+    engine = Served(scripted_server.base_url)
+    server = Server(config)
+    await server.start()
+    try:
+        where = {"server": server.url, "token": server.token(Scope.ADMIN)}
+        chosen = ChosenEngine(Factory(engine), "m")
+        async with launched(plan(ask, engine=chosen, mode=Mode.VAL, **where)) as run:
+            await run.rollouts(requests(Mode.VAL, TASKS[:1]))
+            await run.publish(tmp_path, version=1)
+            await server.close()
+            server = Server(config)
+            await server.start()
+            ((trace,),) = await run.rollouts(requests(Mode.VAL, TASKS[1:2]))
+            assert (trace.output, trace.calls[0].policy_version) == ("q1", 1)
+            assert (await run._client.status()).policies["run"].version == 1
+        async with Client(server.url, server.token(Scope.ADMIN)) as client:
+            assert (await client.status()).policies == {}, "the run is over, and so is its policy"
+    finally:
+        await server.close()
 
 
 async def test_an_engine_that_takes_no_weights_is_refused_before_anything_is_paused(

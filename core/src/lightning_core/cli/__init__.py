@@ -13,8 +13,11 @@ from lightning_core.errors import LightningError
 
 _COMMANDS: Final = {
     "run": "Run an agent on tasks; record every model call, score every rollout.",
+    "optimize": "Make an agent better: rollouts, rewards, and a backend that learns from them.",
     "trace": "Run any program unchanged and show its model calls as a tree.",
     "show": "Show a run, or one of its rollouts.",
+    "samples": "Show what is learnt from a run or a rollout, token by token.",
+    "export": "Write what an optimisation ended in, in the format that you need.",
     "serve": "Serve: store, gateway and API, for runs and workers elsewhere.",
     "work": "Work for a server: lease attempts and run the agent.",
     "plugins": "List the plugins, their hooks and the frameworks that they need.",

@@ -17,6 +17,7 @@ from lightning_core.errors import RewardError, UsageError
 from lightning_core.grading import RewardFunction
 from lightning_core.rollout import Budget, Cause
 from lightning_core.running.evaluate import run
+from lightning_core.running.prepare import who_samples
 from lightning_core.runs import RunResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.settings import Settings
@@ -29,7 +30,8 @@ _SHOWN = 20
 @click.option("--tasks", required=True, help="Tasks: a .jsonl, .csv or .parquet file.")
 @click.option("--reward", help="Reward: path.py:function, module:function, or a registered name.")
 @click.option(
-    "--model", help="What answers the model calls: smollm2, a folder, an address, NAME@address."
+    "--model",
+    help="What answers this run's model calls: smollm2, a folder, an address, NAME@address.",
 )
 @click.option("--engine", help="The engine that serves --model, where not the obvious one.")
 @click.option(
@@ -56,13 +58,15 @@ _SHOWN = 20
 @click.option("--workers", type=click.IntRange(0), default=1, show_default=True,
               help="Worker processes; 0, with --server, leaves the work to workers elsewhere.")  # fmt: skip
 @click.option("--name", help="The run's name.")
-@click.option("--resume", is_flag=True, help="Go on with the run --name.")
+@click.option("--resume", is_flag=True, help="Go on with the run --name, by default the newest.")
 @click.option("--field", "fields", multiple=True, callback=pairs, metavar="OURS=THEIRS",
               help="Where a task's part lies in the source: input=question, expected=answer.")  # fmt: skip
 @click.option("--split", help="Only the tasks of this split.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first so many tasks.")
 @click.option(
-    "--server", help="A server that runs elsewhere; its admin token in LIGHTNING_CORE_TOKEN."
+    "--server",
+    help="A server that runs elsewhere; its admin token in LIGHTNING_CORE_TOKEN. With --model this run alone uses the"
+    " model, which the server must be able to reach.",
 )
 def command(
     agent: str | None,
@@ -83,34 +87,37 @@ def command(
     """
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")
+    server = options["server"] or Settings.from_environ().server
+    model = options["model"]
     for name in ("temperature", "max_tokens"):
         given = (
             click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
         )
-        if given and options["model"] is None:
+        if given and model is None:
             option = name.replace("_", "-")
             raise click.UsageError(
-                f"`--{option}` needs `--model`: else whoever answers the calls decides"
+                f"`--{option}` needs `--model`; {who_samples(str(server) if server else None)}"
             )
+    sampling = SamplingPolicy(temperature=temperature, max_tokens=max_tokens)
     result = complete(
         run(
             agent if agent is not None else command_line,
             tasks,
-            reward=_reward(reward),
-            sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
+            reward=reward_of(reward),
+            sampling=None if model is None else sampling,
             budget=Budget(calls=max_calls, tokens=max_total_tokens),
             token=take_token(),  # Gone from the environment, where the agent's processes could read it.
             command_line=tuple(sys.argv),
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
     )
-    server = options["server"] or Settings.from_environ().server
     _report(result, server=str(server) if server else None)
     wanted = result.causes.get(Cause.SUCCESS) and (reward is None or result.scored)
     return 0 if wanted else 1
 
 
-def _reward(spec: str | None) -> RewardFunction | str | None:
+def reward_of(spec: str | None) -> RewardFunction | str | None:
+    """A reward function that is named by its place; a registered name as it is."""
     if spec is None or ":" not in spec:
         return spec
     function = load_object(spec, what="reward", error=RewardError)

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Iterable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,17 +15,20 @@ import click
 
 from lightning_core.children import tune_garbage_collection
 from lightning_core.cli import pairs
-from lightning_core.cli.terminal import console
+from lightning_core.cli.sessions import LONGEST, heartbeat
+from lightning_core.cli.terminal import console, ending
 from lightning_core.client import Client
 from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import LightningError
 from lightning_core.plugins import installed
+from lightning_core.rollout import Cause, Mode, Rollout
 from lightning_core.running.launch import engine_started
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.server.app import Server, ServerConfig, is_loopback
 from lightning_core.settings import Settings
+from lightning_core.task import Task
 from lightning_core.tokens import Scope
-from lightning_core.wire import ServedPolicy
+from lightning_core.wire import Finish, Lease, ServedPolicy
 
 _T = TypeVar("_T")
 
@@ -46,15 +50,21 @@ _T = TypeVar("_T")
 @click.option("--keep", "keep_days", type=click.FloatRange(0, min_open=True), metavar="DAYS",
               help="Delete rollouts that ended longer ago; by default all are kept.")  # fmt: skip
 @click.option("--model", help="What train and val calls go to: smollm2, a folder, an address.")
+@click.option("--policy", type=click.Path(path_type=Path), metavar="DIR",
+              help="A trained policy - an artifact folder, a PEFT adapter, a Hugging Face folder - for any agent to use.")  # fmt: skip
 @click.option("--engine", help="The engine that serves --model, where not the obvious one.")
 @click.option(
     "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
 )
 @click.option(
-    "--temperature", type=float, default=0.0, show_default=True, help="With --model, in val mode."
+    "--temperature",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="With --model, in val mode; with --policy the agent says.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=DEFAULT_MAX_TOKENS, show_default=True,
-              help="With --model: bound of each reply.")  # fmt: skip
+              help="With --model or --policy: bound of each reply.")  # fmt: skip
 def command(
     host: str,
     port: int,
@@ -62,12 +72,22 @@ def command(
     allow_targets: tuple[str, ...],
     keep_days: float | None,
     model: str | None,
+    policy: Path | None,
     engine: str | None,
     engine_options: dict[str, str],
     temperature: float,
     max_tokens: int,
 ) -> None:
-    """Serve: store, gateway and API, for runs and workers elsewhere. Ends with Ctrl+C; what runs is taken up again."""
+    """Serve: store, gateway and API, for runs and workers elsewhere. Ends with Ctrl+C; what runs is taken up again.
+
+    With --policy, any agent can use what was trained: an address and a key for it are printed, and its calls are recorded.
+    """
+    if policy is not None and model is not None:
+        raise click.UsageError("give either `--model` or `--policy`")
+    if policy is not None and not policy.exists():
+        raise click.UsageError(
+            f"policy {str(policy)!r}: there is no such folder; `lightning-core export --run RUN --output DIR` writes one"
+        )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -79,10 +99,12 @@ def command(
         allow_targets=allow_targets,
         keep_seconds=keep_days and keep_days * 86400,
     )
-    served = create_engine(model, engine, installed())
+    served = create_engine(model if policy is None else str(policy), engine, installed())
     if served is not None:
         served.check(engine_options)
-    sampling = SamplingPolicy(temperature=temperature, max_tokens=max_tokens)
+    sampling = SamplingPolicy(
+        temperature=temperature, max_tokens=max_tokens, as_asked=policy is not None
+    )
     asyncio.run(_serve(config, served, engine_options, sampling))
 
 
@@ -93,7 +115,7 @@ async def _serve(
     sampling: SamplingPolicy,
 ) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *ending()):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Server(config) as server, contextlib.AsyncExitStack() as stack:
         ends: list[Awaitable[LightningError]] = [server.failure()]
@@ -106,21 +128,61 @@ async def _serve(
                 return
             engine, endpoints = started
             ends.append(engine.died())
-            async with Client(server.url, server.token(Scope.ADMIN)) as client:
-                await client.set_policy(
-                    ServedPolicy(
-                        version=0,
-                        endpoints=endpoints,
-                        capabilities=engine.gives,
-                        train=SamplingPolicy(max_tokens=sampling.max_tokens),
-                        val=sampling,
-                    )
+            client = await stack.enter_async_context(Client(server.url, server.token(Scope.ADMIN)))
+            await client.set_policy(
+                ServedPolicy(
+                    version=0,
+                    endpoints=endpoints,
+                    capabilities=engine.gives,
+                    train=SamplingPolicy(max_tokens=sampling.max_tokens),
+                    val=sampling,
                 )
+            )
         tune_garbage_collection()
         _announce(server, config)
+        if served is not None and sampling.as_asked:
+            lease = await stack.enter_async_context(_session(client))
+            _announce_policy(lease, served.model)
         failure = await _first(stop, ends)
         if failure is not None:
             raise failure
+
+
+@contextlib.asynccontextmanager
+async def _session(client: Client) -> AsyncIterator[Lease]:
+    """A session for whoever uses the policy, as long as it is served."""
+    lease = await client.open_session(
+        Rollout(
+            id=f"serve:{uuid.uuid4().hex[:12]}",
+            task_id="serve",
+            run="serve",
+            mode=Mode.VAL,
+            timeout=LONGEST,
+        ),
+        Task(id="serve", input=None),
+        upstream=None,
+        timeout=LONGEST,
+    )
+    beating = asyncio.create_task(heartbeat(lease, client))
+    try:
+        yield lease
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        with contextlib.suppress(LightningError):  # The server may have ended first.
+            await client.finish(
+                lease.attempt.id, Finish(fence=lease.attempt.fence, cause=Cause.SUCCESS)
+            )
+
+
+def _announce_policy(lease: Lease, model: str) -> None:
+    base = lease.base_url.partition("/s/")[0]
+    lines = (
+        f"policy {model}; an agent uses it with",
+        f"          OPENAI_BASE_URL={base}/v1",
+        f"          OPENAI_API_KEY={lease.session}",
+    )
+    console().print("\n".join(lines), soft_wrap=True, markup=False)
 
 
 async def _first(stop: asyncio.Event, works: Iterable[Awaitable[_T]]) -> _T | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import math
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,11 @@ from lightning_core.rollout import Budget
 from lightning_core.runs import RunConfig
 from lightning_core.task import Task
 
-_SAME: Final = ("agent", "reward", "model", "engine", "mode")
+log = logging.getLogger("lightning_core.run")
+
+_SAME: Final = ("agent", "reward", "model", "engine", "mode", "sampling", "validation")
+_MAY_CHANGE: Final = ("steps", "val_every", "val_by", "save_every", "quorum")
+"""What of an optimisation may be another when it is resumed."""
 
 
 def check_numbers(counts: Mapping[str, int], *, timeout: float, budget: Budget) -> None:
@@ -84,6 +90,55 @@ def _module_exists(name: str) -> bool:
         return False
 
 
+def check_optimization(config: RunConfig, tasks: Sequence[Task]) -> None:
+    """Refuse an optimisation that cannot be.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
+    wanted = config.optimize
+    if wanted is None:
+        return
+    counts = {"steps": wanted.steps, "batch_size": wanted.batch_size, "group_size": wanted.group_size,
+              "val_repeats": wanted.val_repeats, "save_every": wanted.save_every}  # fmt: skip
+    check_numbers(counts, timeout=config.timeout, budget=config.budget)
+    if not 0.0 < wanted.quorum <= 1.0:
+        raise UsageError(f"quorum: expected a share above 0, at most 1, but got {wanted.quorum!r}")
+    if config.reward is None:
+        raise UsageError(
+            "reward: an optimisation needs one; give a function or a registered name with `--reward`"
+        )
+    if wanted.train_agents is not None:
+        try:
+            re.compile(wanted.train_agents)
+        except re.error as error:
+            raise UsageError(
+                f"train_agents {wanted.train_agents!r}: no regular expression: {error}"
+            ) from None
+    if config.sampling.temperature <= 0.0:
+        raise UsageError(
+            "temperature: rollouts to learn from must differ; expected a number above 0, such as 1.0,"
+            f" but got {config.sampling.temperature!r}"
+        )
+    if wanted.asynchronous and wanted.max_staleness < 1:
+        raise UsageError(
+            "max_staleness: with asynchronous rollouts some calls are a version behind; expected 1 or more"
+        )
+    train = [task for task in tasks if task.split == "train"]
+    inputs = {msgspec.json.encode(task.input) for task in train}
+    shared = sum(msgspec.json.encode(task.input) in inputs for task in tasks if task.split == "val")
+    if shared:
+        log.warning(
+            "%d validation task(s) have the input of a training task: what is learnt by heart looks like a gain",
+            shared,
+        )
+    if len(train) < wanted.batch_size:
+        log.warning(
+            "batch_size: %d tasks a step are wanted but there are %d; each step takes some more than once",
+            wanted.batch_size, len(train),
+        )  # fmt: skip
+
+
 def tasks_digest(tasks: Iterable[Task]) -> str:
     """SHA-256 of tasks in order, in hexadecimal."""
     digest = hashlib.sha256()
@@ -104,6 +159,18 @@ def check_resumable(before: RunConfig, now: RunConfig) -> None:
             raise UsageError(
                 f"resume: run `{before.name}` has {name} {_shown(was)} and not {_shown(given)};"
                 " give what it was started with, or start another run"
+            )
+    was_asked, asked = (
+        {}
+        if config.optimize is None
+        else {k: v for k, v in msgspec.to_builtins(config.optimize).items() if k not in _MAY_CHANGE}
+        for config in (before, now)
+    )
+    for name in sorted({*was_asked, *asked}):
+        if was_asked.get(name) != asked.get(name):
+            raise UsageError(
+                f"resume: run `{before.name}` has {name} {_shown(was_asked.get(name))} and not"
+                f" {_shown(asked.get(name))}; give what it was started with, or start another run"
             )
     if before.tasks_digest and before.tasks_digest != now.tasks_digest:
         counts = f"{before.tasks} tasks"

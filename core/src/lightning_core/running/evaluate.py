@@ -8,36 +8,20 @@ process, which never sees what the reward is told.
 from __future__ import annotations
 
 import asyncio
-import secrets
-import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lightning_core.adapter import Adapter
-from lightning_core.agents import agent_name, find_adapter
-from lightning_core.client import Client
-from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import UsageError
-from lightning_core.folder import RunFolder
-from lightning_core.grading import RewardFunction, reward_name
-from lightning_core.plugins import Plugins, installed
-from lightning_core.redaction import redacted, redacted_options, redacted_words, without_userinfo
-from lightning_core.rollout import Budget, Mode
-from lightning_core.running.checks import check_agent, check_numbers, check_resumable, tasks_digest
-from lightning_core.running.launch import LaunchPlan, admin_token, launched
+from lightning_core.grading import RewardFunction
+from lightning_core.rollout import Budget
+from lightning_core.running.launch import launched
+from lightning_core.running.prepare import TaskSource, prepare
 from lightning_core.running.progress import ProgressListener
-from lightning_core.runs import RolloutRequest, RunConfig, RunResult
-from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
-from lightning_core.settings import Settings
-from lightning_core.sources import load_tasks
-from lightning_core.task import Task
-
-TaskSource = str | Path | Iterable[Task | Mapping[str, Any]]
-"""A file (`.jsonl`, `.csv`, `.parquet`), or any iterable of tasks, or of dicts with `input` and what else a task has."""
+from lightning_core.runs import RolloutRequest, RunResult
+from lightning_core.sampling import SamplingPolicy
 
 
 async def run(
@@ -80,10 +64,11 @@ async def run(
         adapter: what runs a live object, where not the one installed adapter that accepts it.
         model: what answers the agent's model calls: a name an engine knows (`smollm2`), a folder, or an address
             (`http://HOST/v1`, `NAME@http://HOST/v1`). Without it each call goes where the agent meant it to go; with
-            `server`, to the model that `lightning-core serve --model …` serves there, if it does.
+            `server`, to the model that `lightning-core serve --model …` serves there, if it does. With both, this run's
+            calls alone go to `model`, which the server must be able to reach.
         engine: which engine serves `model`, where not the one that accepts it.
         engine_options: the engine's own options.
-        sampling: how `model` is sampled; by default greedy, and at most 1,024 tokens a reply.
+        sampling: how `model` is sampled; by default greedy, and at most 1,024 tokens a reply. Only with `model`.
         concurrency: attempts at once for each worker.
         repeats: rollouts for each task.
         timeout: seconds that one attempt may take.
@@ -114,94 +99,41 @@ async def run(
         EngineError: the model could not be served, or its server died.
         LightningError: no worker could be kept alive.
     """
-    settings = Settings.from_environ()
-    plugins = installed()
-    spec, command = _agent_spec(agent)
-    live = spec is None and not command
-    server, token = server or settings.server, token or settings.token
-    budget = budget or Budget()
-    counts = {
-        "concurrency": concurrency, "repeats": repeats, "max_attempts": max_attempts, "workers": workers,
-    }  # fmt: skip
-    check_numbers(counts, timeout=timeout, budget=budget)
-    if live and isolate:
-        raise UsageError(
-            "isolate: a live object cannot be run in another process; give `module:attr` or `path.py:attr`"
-        )
-    if adapter is not None and not live:
-        raise UsageError(
-            f"adapter `{adapter.name}`: is for a live object; for an agent that is named the worker finds it"
-        )
-    if not live and workers:
-        check_agent(spec, command)
-    if not live and not workers and server is None:
-        raise UsageError(
-            "workers: 0 leaves the work to workers of a server elsewhere, and none is named; add `--server`, or take 1"
-        )
-    if live:
-        adapter = adapter or find_adapter(agent, plugins.adapters())
-    reward_function = _find_reward(reward, plugins)
-    served = _find_engine(model, engine, engine_options or {}, server, plugins)
-    chosen = load_tasks(tasks, fields=fields, split=split, limit=limit)
-    shown = spec or shlex.join(redacted_words(command)) or agent_name(agent)
-    if server is None:
-        mode, answering = (Mode.VAL if served else Mode.OBSERVE), model
-    else:
-        mode, answering = await _served_elsewhere(server, admin_token(server, token))
-    config = RunConfig(
-        name=name or "",
-        agent=shown,
-        created_at=time.time(),
-        command=redacted_words(command_line),
-        tasks=len(chosen),
-        reward=None if reward_function is None else reward_name(reward_function),
-        model=None if answering is None else without_userinfo(answering),
-        engine=served.name if served else None,
-        mode=mode,
-        validation=sampling or SamplingPolicy(temperature=0.0, max_tokens=DEFAULT_MAX_TOKENS),
+    started = time.monotonic()
+    plan = await prepare(
+        agent,
+        tasks,
+        reward=reward,
+        adapter=adapter,
+        model=model,
+        engine=engine,
+        engine_options=engine_options,
+        validation=sampling,
+        concurrency=concurrency,
+        repeats=repeats,
         timeout=timeout,
         max_attempts=max_attempts,
-        repeats=repeats,
-        owner=secrets.token_hex(16),
-        tasks_digest=tasks_digest(chosen),
-        concurrency=concurrency,
         budget=budget,
-        isolate=isolate,
-        workers=0 if live else workers,
-        fields=dict(fields or {}),
-        split=split,
-        limit=limit,
-        engine_options=redacted_options(engine_options or {}),
-    )
-    folder, config = _open_folder(Path(runs or settings.runs), name, resume, config)
-    started = time.monotonic()
-    plan = LaunchPlan(
-        config=config,
-        folder=folder,
-        plugins=plugins,
-        tasks=chosen,
-        agent=agent if live else None,
-        adapter=adapter,
-        spec=spec,
-        command=command,
-        reward=reward_function,
-        engine=served,
-        engine_options=engine_options or {},
-        budget=budget,
-        concurrency=concurrency,
         isolate=isolate,
         workers=workers,
+        name=name,
+        runs=runs,
+        resume=resume,
+        fields=fields,
+        split=split,
+        limit=limit,
         server=server,
         token=token,
         listener=listener,
+        command_line=command_line,
     )
     async with launched(plan) as served_run:
         groups = await served_run.rollouts(
-            [RolloutRequest(task=task, count=repeats, mode=config.mode) for task in chosen]
+            [RolloutRequest(task=task, count=repeats, mode=plan.config.mode) for task in plan.tasks]
         )
     return RunResult(
-        name=config.name,
-        folder=str(folder.path),
+        name=plan.config.name,
+        folder=str(plan.folder.path),
         traces=tuple(trace for group in groups for trace in group),
         seconds=time.monotonic() - started,
     )
@@ -220,75 +152,3 @@ def run_sync(agent: object, tasks: TaskSource, **options: Any) -> RunResult:
     raise UsageError(
         "run_sync: an event loop runs in this thread already; use `await lightning_core.run(…)`"
     )
-
-
-def _agent_spec(agent: object) -> tuple[str | None, tuple[str, ...]]:
-    """An agent that is named rather than given: its spec, or its command."""
-    if isinstance(agent, str):
-        return agent, ()
-    if isinstance(agent, (list, tuple)) and agent and all(isinstance(word, str) for word in agent):
-        return None, tuple(agent)
-    return None, ()
-
-
-def _find_reward(reward: RewardFunction | str | None, plugins: Plugins) -> RewardFunction | None:
-    if not isinstance(reward, str):
-        if reward is not None and not callable(reward):
-            raise UsageError(f"reward: expected a function or a name but got {reward!r}")
-        return reward
-    known = plugins.rewards()
-    if reward not in known:
-        raise UsageError(
-            f"reward `{reward}`: not known; known are {', '.join(f'`{name}`' for name in known)}, or give `path.py:function`"
-        )
-    return known[reward]
-
-
-def _find_engine(
-    model: str | None,
-    engine: str | None,
-    options: Mapping[str, str],
-    server: str | None,
-    plugins: Plugins,
-) -> ChosenEngine | None:
-    """What serves the model, its options checked."""
-    if server is not None:
-        if model is not None or engine is not None:
-            given = f"model {redacted(model)!r}" if model is not None else f"engine `{engine}`"
-            raise UsageError(
-                f"{given}: the server {without_userinfo(server)} serves the model: start it with"
-                " `lightning-core serve --model …`, and leave `--model` and `--engine` out here"
-            )
-        return None
-    chosen = create_engine(model, engine, plugins)
-    if chosen is not None:
-        chosen.check(options)
-    return chosen
-
-
-async def _served_elsewhere(server: str, token: str) -> tuple[Mode, str | None]:
-    """How rollouts run on a server elsewhere, and the model that it serves, if any."""
-    async with Client(server, token) as client:
-        policy = (await client.status()).policy
-    if policy is None:
-        return Mode.OBSERVE, None
-    return Mode.VAL, str(policy.get("model"))
-
-
-def _open_folder(
-    runs: Path, name: str | None, resume: bool, config: RunConfig
-) -> tuple[RunFolder, RunConfig]:
-    """The run's folder, and what `run.json` in it says."""
-    if not resume:
-        folder = RunFolder.create(runs, name, hint=config.agent.rpartition("/")[2])
-        config = msgspec.structs.replace(config, name=folder.path.name)
-    else:
-        if name is None:
-            raise UsageError("resume: which run? add `--name`")
-        folder = RunFolder.open(runs, name)
-        before = folder.read_config()
-        check_resumable(before, config)
-        kept = {"name": before.name, "created_at": before.created_at}
-        config = msgspec.structs.replace(config, owner=before.owner or config.owner, **kept)
-    folder.write_config(config)
-    return folder, config

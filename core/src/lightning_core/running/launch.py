@@ -28,7 +28,7 @@ from lightning_core.grading import RewardFunction
 from lightning_core.instrument.context import PLACEHOLDER_KEY
 from lightning_core.plugins import Plugins
 from lightning_core.redaction import without_userinfo
-from lightning_core.rollout import Budget, Mode
+from lightning_core.rollout import Mode
 from lightning_core.running.live import LiveProgress
 from lightning_core.running.patience import PATIENCE
 from lightning_core.running.progress import ProgressListener
@@ -49,7 +49,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a run needs around it. Everything in it has been checked."""
 
     config: RunConfig
-    """What was asked."""
+    """What was asked; `concurrency`, `workers`, `isolate` and `budget` are its."""
     folder: RunFolder
     """The run's folder."""
     plugins: Plugins
@@ -70,14 +70,6 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What serves the model; None where the agent's own calls are observed."""
     engine_options: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The engine's own options."""
-    budget: Budget = Budget()
-    """What each attempt may use of the model."""
-    concurrency: int = 8
-    """Attempts at once for each worker."""
-    isolate: bool = False
-    """One process for each attempt."""
-    workers: int = 1
-    """Worker processes, where the agent is named."""
     server: str | None = None
     """A server that runs elsewhere."""
     token: str | None = None
@@ -98,7 +90,7 @@ class Serving(msgspec.Struct, frozen=True):
     client: Client
     """Open, with an admin's token."""
     engine: Engine | None
-    """What serves the model; None where none is named, or the server elsewhere has it."""
+    """What serves the model; None where none is named."""
     endpoints: tuple[Endpoint, ...]
     """Where the engine serves."""
     deaths: tuple[Callable[[], Awaitable[LightningError]], ...]
@@ -181,7 +173,9 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
         EngineError: the model could not be served.
     """
     async with AsyncExitStack() as stack:
-        progress = stack.enter_context(LiveProgress(plan.config.name))
+        wanted = plan.config.optimize
+        steps = None if wanted is None else wanted.steps
+        progress = stack.enter_context(LiveProgress(plan.config.name, steps))
         base = await stack.enter_async_context(
             serving(
                 plan.folder,
@@ -199,7 +193,6 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
             plan.plugins,
             plan.tasks,
             reward=plan.reward,
-            budget=plan.budget,
             listener=plan.listener or progress,
             patience=plan.patience,
             drain=plan.drain,
@@ -207,6 +200,8 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
         if plan.server is not None:
             await _claim(plan.config, base.client)
         if base.engine is not None:
+            if plan.server is not None:
+                stack.push_async_callback(run.withdraw)
             await run.serve(base.engine, base.endpoints, version=0)
         for died in base.deaths:
             run.watch(died())
@@ -216,11 +211,13 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
                 stack.enter_context(_some_key())
             token = await base.client.worker_token()
             run.watch((await stack.enter_async_context(_worker_here(plan, base.url, token)))())
-        elif plan.workers:
+        elif plan.config.workers:
             token = await base.client.worker_token()
-            names = tuple(_worker_name(plan, number) for number in range(plan.workers))
+            names = tuple(_worker_name(plan, number) for number in range(plan.config.workers))
             make = partial(_worker_child, plan, base.url, token)
-            force = await stack.enter_async_context(Workforce(run, make, names, plan.concurrency))
+            force = await stack.enter_async_context(
+                Workforce(run, make, names, plan.config.concurrency)
+            )
             run.watch(force.died())
         else:
             run.expect_workers()
@@ -267,8 +264,9 @@ async def _worker_here(
             plan.agent,
             plan.adapter,
             name=_worker_name(plan, 0),
+            for_run=plan.config.name,
             adapters=tuple(plan.plugins.adapters().values()),
-            concurrency=plan.concurrency,
+            concurrency=plan.config.concurrency,
         )
         working = asyncio.create_task(worker.run(stop), name="lightning-core worker")
 
@@ -293,9 +291,9 @@ async def _worker_here(
 
 def _worker_child(plan: LaunchPlan, url: str, token: str, number: int, concurrency: int) -> Child:
     """A worker in a process of its own, for an agent that is named."""
-    arguments = ["--server", url, "--name", _worker_name(plan, number)]
+    arguments = ["--server", url, "--name", _worker_name(plan, number), "--run", plan.config.name]
     arguments += ["--concurrency", str(concurrency)]
-    if plan.isolate:
+    if plan.config.isolate:
         arguments.append("--isolate")
     if plan.spec is not None:
         arguments += ["--agent", plan.spec]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,16 +20,21 @@ from rich.progress import (
 
 from lightning_core.rollout import Cause
 from lightning_core.running.progress import Progress as Counts
+from lightning_core.running.sparkline import sparkline
+from lightning_core.running.steps import step_line, val_line
 
 
 class LiveProgress:
     """Shows counts as they come, and on a stop how to go on. Elsewhere than on a terminal it shows no counts."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, steps: int | None = None) -> None:
         """Args:
         run: the run's name, for the hint how to go on with it.
+        steps: how many steps a backend is to make; None for an evaluation.
         """
         self._run = run
+        self._steps = steps
+        self._told: dict[int, set[str]] = {}
         self._console = console = Console(stderr=True, highlight=False)
         self._counts: Counts | None = None
         self._progress = Progress(
@@ -71,6 +77,11 @@ class LiveProgress:
     def __call__(self, counts: Counts) -> None:
         """Take new counts."""
         self._counts = counts
+        for step, metrics in counts.steps.items():
+            self._tell_step(step, metrics)
+        if counts.phase is not None:
+            self._show_phase(counts)
+            return
         parts = [] if counts.note is None else [f"[yellow]{escape(counts.note)}[/yellow]"]
         parts.append(f"{counts.running} running")
         if counts.mean_reward is not None:
@@ -88,3 +99,31 @@ class LiveProgress:
         self._progress.update(
             self._task, total=counts.total, completed=counts.ended, state="  ".join(parts)
         )
+
+    def _show_phase(self, counts: Counts) -> None:
+        """What a backend does, and how the reward has gone."""
+        ended, total = counts.phase_began
+        parts = [] if counts.note is None else [f"[yellow]{escape(counts.note)}[/yellow]"]
+        parts.append(escape(counts.phase or ""))
+        rewards = [m["reward"] for m in counts.steps.values() if m.get("reward") is not None]
+        if rewards:
+            parts.append(f"reward {sparkline(rewards)} [bold]{rewards[-1]:.3f}[/bold]")
+        lost = {c: n for c, n in counts.causes.items() if c is not Cause.SUCCESS}
+        parts += [f"[red]{count} {cause}[/red]" for cause, count in lost.items()]
+        if counts.reward_errors:
+            parts.append(f"[red]{counts.reward_errors} not scored[/red]")
+        wanted = counts.total - total
+        self._progress.update(
+            self._task,
+            total=wanted or None,
+            completed=counts.ended - ended if wanted else 0,
+            state="  ".join(parts),
+        )
+
+    def _tell_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A line for a step, and one for its validation, each once; also where there is no terminal."""
+        told = self._told.setdefault(step, set())
+        for kind, line in (("time/step", step_line), ("val/reward", val_line)):
+            if metrics.get(kind) is not None and kind not in told:
+                told.add(kind)
+                self._console.print(line(step, self._steps, metrics), soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -25,11 +26,21 @@ class Progress:
         self.reward_errors = 0
         self.note: str | None = None
         """What the run waits for, such as its server; None where all is well."""
+        self.phase: str | None = None
+        """What a backend is doing; None where there is none."""
+        self.phase_began: tuple[int, int] = (0, 0)
+        """`ended` and `total` as they were then."""
+        self.steps: dict[int, dict[str, Any]] = {}
+        """The metrics of each step that a backend has logged, by its number."""
 
     @property
     def mean_reward(self) -> float | None:
         """Mean reward over scored rollouts; None where none is scored."""
         return self.reward_sum / self.scored if self.scored else None
+
+    def begin(self, phase: str) -> None:
+        """A backend begins something."""
+        self.phase, self.phase_began = phase, (self.ended, self.total)
 
     def add(self, trace: Trace) -> None:
         """Count a rollout that has ended and been graded."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_core.capability import Capability, require
-from lightning_core.client import Client
+from lightning_core.client import Client, WorkerEnd
 from lightning_core.engine import Endpoint, Engine
 from lightning_core.errors import CapabilityError, EngineError, LightningError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.plugins import Plugins
 from lightning_core.records import Json
-from lightning_core.rollout import Budget, Cause, Rollout, RolloutStatus
+from lightning_core.rollout import Cause, Rollout, RolloutStatus
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.running.progress import Progress, ProgressListener
 from lightning_core.running.scoring import Scoring
@@ -32,6 +33,7 @@ log = logging.getLogger("lightning_core.run")
 _GRADERS: Final = 8
 DRAIN_SECONDS: Final = 120.0
 """Seconds that model calls under way have to end before new weights are loaded."""
+_WITHDRAW_SECONDS: Final = 10.0
 _PAGE: Final = 1000
 _WORKER_SECONDS: Final = 30.0
 """Seconds without any worker after which the user is told."""
@@ -80,7 +82,6 @@ class ServedRun(Run):
         plugins: who is told of rollouts that have ended.
         tasks: the run's tasks.
         reward: what scores the rollouts.
-        budget: what each attempt may use of the model.
         listener: called as counts change.
         patience: seconds for which the server is waited for.
         drain: seconds that calls under way have before new weights are loaded.
@@ -95,7 +96,6 @@ class ServedRun(Run):
         tasks: Sequence[Task],
         *,
         reward: RewardFunction | None,
-        budget: Budget,
         listener: ProgressListener | None,
         patience: float = PATIENCE,
         drain: float = DRAIN_SECONDS,
@@ -106,7 +106,6 @@ class ServedRun(Run):
         self._files = folder
         self._client = client
         self._tasks = tuple(tasks)
-        self._budget = budget
         self._listener = listener
         self._drain = drain
         self._known = {task.id: task for task in tasks}
@@ -122,6 +121,9 @@ class ServedRun(Run):
         self._scoring = Scoring(client, self._patience, plugins, folder.path, reward)
         self._engine: Engine | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._policy: ServedPolicy | None = None
+        self._logged = folder.logged_steps()
+        self._publishing = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
@@ -154,7 +156,9 @@ class ServedRun(Run):
         """The run's tasks, with `expected`, in order; of one split where named."""
         return tuple(task for task in self._tasks if split is None or task.split == split)
 
-    async def rollouts(self, requests: Sequence[RolloutRequest]) -> list[list[Trace]]:
+    async def rollouts(
+        self, requests: Sequence[RolloutRequest], *, quorum: float = 1.0
+    ) -> list[list[Trace]]:
         """Run and grade; one inner list for each request, in order."""
         groups = [self._as_group(request) for request in requests]
         extra = [r.task for r in requests if self._known.get(r.task.id) != r.task]
@@ -170,8 +174,11 @@ class ServedRun(Run):
         self.progress.total += len(every)
         self._tell()
         try:
-            await self._patience.ask(lambda: self._client.enqueue(every))
-            await self._resync()
+            new = await self._patience.ask(lambda: self._client.enqueue(every))
+            if new < len(every):
+                await self._resync()
+            if quorum < 1.0:
+                await self._cancel_stragglers(futures, math.ceil(quorum * len(every)))
             await asyncio.gather(*futures.values())
         finally:
             for rollout_id, future in futures.items():
@@ -180,6 +187,10 @@ class ServedRun(Run):
                 if future.done() and not future.cancelled():
                     future.exception()  # Seen: one error is raised for all.
         return [[futures[rollout.id].result() for rollout in group] for group in groups]
+
+    async def reread(self, traces: Sequence[Trace]) -> list[Trace]:
+        """The same traces as the store has them now, with rewards that have come since."""
+        return list(await asyncio.gather(*map(self._scoring.reread, traces)))
 
     async def publish(self, folder: Path, *, version: int) -> None:
         """Serve the weights in `folder` as policy `version`: pause, drain, load, resume.
@@ -197,27 +208,41 @@ class ServedRun(Run):
             by=f"publishing policy {version}",
             of=f"engine `{engine.name}`",
         )
-        ask = self._patience.ask
-        try:
-            drain = await ask(lambda: self._client.pause(self._drain))
-            if not drain.drained:
-                calls = (
-                    "1 model call runs"
-                    if drain.in_flight == 1
-                    else f"{drain.in_flight} model calls run"
-                )
-                raise EngineError(
-                    f"publish: {calls} still after {self._drain:g} s, so policy {version} was not loaded and the old one"
-                    " serves on; publish between rollouts, or let replies be shorter (`max_tokens`)"
-                )
-            await engine.load_weights(folder)
-            await ask(lambda: self._client.set_policy(self._policy(version)))
-        finally:
-            await ask(self._client.resume)
+        ask, name = self._patience.ask, self.config.name
+        async with self._publishing:
+            try:
+                drain = await ask(lambda: self._client.pause(self._drain, run=name))
+                if not drain.drained:
+                    calls = (
+                        "1 model call runs"
+                        if drain.in_flight == 1
+                        else f"{drain.in_flight} model calls run"
+                    )
+                    raise EngineError(
+                        f"publish: {calls} still after {self._drain:g} s, so policy {version} was not loaded and the old"
+                        " one serves on; publish between rollouts, or let replies be shorter (`max_tokens`)"
+                    )
+                await engine.load_weights(folder)
+                await self._set_policy(version)
+            finally:
+                await ask(lambda: self._client.resume(run=name))
 
     async def log(self, metrics: Mapping[str, Json], *, step: int) -> None:
-        """Append a line to `metrics.jsonl`."""
+        """Append a line to `metrics.jsonl`, and tell plugins."""
         self._files.append_metrics({"step": step, **metrics})
+        self._logged.add(step)
+        self._scoring.tell_step(step, metrics)
+        self.progress.steps[step] = {**self.progress.steps.get(step, {}), **metrics}
+        self._tell()
+
+    def logged(self, step: int) -> bool:
+        """Whether a line of the step's is in `metrics.jsonl`."""
+        return step in self._logged
+
+    def say(self, text: str) -> None:
+        """Tell the user what is being done now."""
+        self.progress.begin(text)
+        self._tell()
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Replace the run's saved state atomically."""
@@ -229,20 +254,52 @@ class ServedRun(Run):
 
     # Setting up ----------------------------------------------------------------------------------------------
 
-    async def serve(self, engine: Engine, endpoints: tuple[Endpoint, ...], *, version: int) -> None:
-        """Have train and val calls go to an engine that has started."""
-        self._engine, self._endpoints = engine, endpoints
-        await self._patience.ask(lambda: self._client.set_policy(self._policy(version)))
+    @property
+    def engine(self) -> Engine | None:
+        """What serves the policy; None where the run has none of its own."""
+        return self._engine
 
-    def _policy(self, version: int) -> ServedPolicy:
+    async def serve(self, engine: Engine, endpoints: tuple[Endpoint, ...], *, version: int) -> None:
+        """Have this run's train and val calls go to an engine that has started.
+
+        Raises:
+            WireError: the server cannot reach the engine.
+        """
+        self._engine, self._endpoints = engine, endpoints
+        async with self._publishing:
+            await self._set_policy(version)
+
+    async def withdraw(self) -> None:
+        """Let the server forget this run's policy, whose engine ends. What has not ended of the run waits there."""
+        try:
+            async with asyncio.timeout(_WITHDRAW_SECONDS):
+                await self._client.drop_policy(self.config.name)
+        except (LightningError, TimeoutError) as error:
+            log.warning(
+                "the server %s keeps the policy of run `%s`, whose engine ends: %s",
+                self._client.shown, self.config.name, error or "no answer in time",
+            )  # fmt: skip
+
+    async def _set_policy(self, version: int) -> None:
         assert self._engine is not None
-        return ServedPolicy(
+        policy = ServedPolicy(
             version=version,
             endpoints=self._endpoints,
             capabilities=self._engine.gives,
             train=self.config.sampling,
             val=self.config.validation,
         )
+        await self._patience.ask(lambda: self._client.set_policy(policy, run=self.config.name))
+        self._policy = policy
+
+    async def _serve_again(self) -> None:
+        """Tell a server that was started again where this run's policy is: it keeps no address or key."""
+        async with self._publishing:
+            policy = self._policy
+            if policy is not None:
+                await self._patience.ask(
+                    lambda: self._client.set_policy(policy, run=self.config.name)
+                )
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -272,9 +329,11 @@ class ServedRun(Run):
                 return True
         return False
 
-    async def worker_lost(self, name: str, reason: str) -> int:
-        """Tell the server that a worker has ended; how many attempts it held."""
-        return await self._patience.ask(lambda: self._client.worker_lost(name, reason))
+    async def worker_lost(
+        self, name: str, reason: str, exit_status: int | None = None
+    ) -> WorkerEnd:
+        """Tell the server that a worker has ended; what became of the attempts that it held."""
+        return await self._patience.ask(lambda: self._client.worker_lost(name, reason, exit_status))
 
     async def _look_for_workers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -302,23 +361,50 @@ class ServedRun(Run):
     async def _put_tasks(self, tasks: Sequence[Task]) -> None:
         await self._patience.ask(lambda: self._client.put_tasks(self.config.name, tasks))
 
+    async def _cancel_stragglers(
+        self, futures: Mapping[str, asyncio.Future[Trace]], enough: int
+    ) -> None:
+        """Once `enough` rollouts have ended, let go of the others."""
+        missing = enough
+        reached = asyncio.Event()
+
+        def ended(future: asyncio.Future[Trace]) -> None:
+            nonlocal missing
+            missing -= 1
+            if missing <= 0 or (not future.cancelled() and future.exception() is not None):
+                reached.set()
+
+        for future in futures.values():
+            future.add_done_callback(ended)
+        await reached.wait()
+        late = [rollout_id for rollout_id, future in futures.items() if not future.done()]
+        if late:
+            log.info("%d of %d rollouts are late and are cancelled", len(late), len(futures))
+        reason = "enough of the others had ended"
+        for rollout_id in late:
+            await self._patience.ask(partial(self._client.cancel, rollout_id, reason))
+
     def _as_group(self, request: RolloutRequest) -> list[Rollout]:
         """The rollouts of a request. Their ids depend only on what was asked before, so that a run that is
         started again asks for the same ones."""
         task, config = request.task, self.config
-        first = self._counts.get(task.id, 0)
-        self._counts[task.id] = first + request.count
-        group = f"{config.name}:{task.id}:{first}"
+        if request.key is None:
+            first = self._counts.get(task.id, 0)
+            self._counts[task.id] = first + request.count
+            stem, group = f"{config.name}:{task.id}", f"{config.name}:{task.id}:{first}"
+        else:
+            first, stem = 0, f"{config.name}:{task.id}:{request.key}"
+            group = stem
         return [
             Rollout(
-                id=f"{config.name}:{task.id}:{number}",
+                id=f"{stem}:{number}",
                 task_id=task.id,
                 run=config.name,
                 group=group,
                 mode=request.mode,
                 timeout=config.timeout,
                 max_attempts=config.max_attempts,
-                budget=self._budget,
+                budget=config.budget,
                 metadata=dict(request.metadata),
             )
             for number in range(first, first + request.count)
@@ -344,6 +430,10 @@ class ServedRun(Run):
                 self._seen.add(event)
                 if event.kind is EventKind.ROLLOUT_ENDED:
                     self._take(event.rollout_id)
+                elif event.kind is EventKind.POLICY_AWAITED:
+                    self._watching.append(
+                        asyncio.create_task(self._unless_it_fails(self._serve_again()))
+                    )
             if events:
                 self.progress.running = len(self._seen.running)
                 self._tell()

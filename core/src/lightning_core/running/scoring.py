@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,8 @@ from lightning_core.errors import WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, grade, reward_name
 from lightning_core.plugins import Plugins
-from lightning_core.reward import Reward, RewardStatus
+from lightning_core.records import Json
+from lightning_core.reward import Reward, RewardScope, RewardStatus
 from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
 from lightning_core.running.patience import Patience
 from lightning_core.task import Task
@@ -49,7 +51,7 @@ class Scoring:
         self._plugins = plugins
         self._folder = folder
         self._reward = reward
-        self._blamed: set[str] = set()
+        self._blamed: set[tuple[str, str]] = set()
         # A run that goes on must not tell again what it told before it was stopped.
         self._told = RunFolder(folder).told()
 
@@ -63,6 +65,22 @@ class Scoring:
         self._tell_plugins(trace)
         return trace
 
+    async def reread(self, trace: Trace) -> Trace:
+        """The trace as the store has it now; as it was where it cannot be read.
+
+        Raises:
+            LightningError: the server stays away.
+        """
+        again = await self._read(trace.rollout, trace.task)
+        return again if again.rewards else trace
+
+    def tell_step(self, step: int, metrics: Mapping[str, Json]) -> None:
+        """Tell each plugin of a step; one that raises is named once, and the others are told all the same."""
+        for plugin, error in self._plugins.tell_step(
+            folder=self._folder, step=step, metrics=metrics
+        ):
+            self._blame(plugin, "lightning_step_finished", error, f"step {step}")
+
     async def _read(self, rollout: Rollout, task: Task) -> Trace:
         try:
             trace = await self._patience.ask(lambda: self._client.trace(rollout.id))
@@ -74,7 +92,8 @@ class Scoring:
         return msgspec.structs.replace(trace, task=task)
 
     async def _scored(self, trace: Trace) -> Trace:
-        if trace.rewards or self._reward is None:
+        graded = any(reward.scope is RewardScope.ROLLOUT for reward in trace.rewards)
+        if graded or self._reward is None:
             return trace
         try:
             rewards = await grade(self._reward, trace.task, trace)
@@ -82,7 +101,7 @@ class Scoring:
             details = {"error": f"{type(error).__name__}: {error}"}
             source = reward_name(self._reward)
             rewards = (Reward(status=RewardStatus.UNSCORED, source=source, details=details),)
-        trace = msgspec.structs.replace(trace, rewards=tuple(rewards))
+        trace = msgspec.structs.replace(trace, rewards=(*trace.rewards, *rewards))
         try:
             await self._patience.ask(lambda: self._client.reward(trace.rollout.id, rewards))
         except Exception as error:
@@ -98,14 +117,19 @@ class Scoring:
         if trace.rollout.id in self._told:
             return
         for plugin, error in self._plugins.tell_finished(folder=self._folder, trace=trace):
-            if plugin in self._blamed:
-                continue
-            self._blamed.add(plugin)
-            log.warning(
-                "plugin `%s`: hook `lightning_rollout_finished` raised %s: %s (rollout `%s`; not said again)",
-                plugin, type(error).__name__, error, trace.rollout.id,
-            )  # fmt: skip
-            log.debug("the hook's traceback", exc_info=error)
+            self._blame(
+                plugin, "lightning_rollout_finished", error, f"rollout `{trace.rollout.id}`"
+            )
+
+    def _blame(self, plugin: str, hook: str, error: Exception, where: str) -> None:
+        if (plugin, hook) in self._blamed:
+            return
+        self._blamed.add((plugin, hook))
+        log.warning(
+            "plugin `%s`: hook `%s` raised %s: %s (%s; not said again)",
+            plugin, hook, type(error).__name__, error, where,
+        )  # fmt: skip
+        log.debug("the hook's traceback", exc_info=error)
 
     def _is_away(self, error: Exception) -> bool:
         """Whether nothing more can come of the server."""

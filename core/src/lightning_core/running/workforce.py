@@ -2,7 +2,7 @@
 
 An agent may end the process that runs it, and with it every other attempt there. What such a worker held ends as `lost`
 and is tried again; until all of that has ended, workers run one attempt at a time, so that an agent which ends its
-process a second time takes no other attempt with it.
+process a second time takes no other attempt with it, and the server knows whose fault it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from lightning_core.children import Child
+from lightning_core.client import WorkerEnd
 from lightning_core.errors import LightningError, WireError
 from lightning_core.redaction import redacted
 
@@ -42,8 +43,10 @@ class Caller(Protocol):
     async def worker_holds(self, name: str) -> bool:
         """Whether the server believes that a worker holds an attempt."""
 
-    async def worker_lost(self, name: str, reason: str) -> int:
-        """Tell the server that a worker has ended; how many attempts it held."""
+    async def worker_lost(
+        self, name: str, reason: str, exit_status: int | None = None
+    ) -> WorkerEnd:
+        """Tell the server that a worker has ended; what became of the attempts that it held."""
 
 
 class Workforce:
@@ -172,7 +175,7 @@ class Workforce:
         """Give back what a worker held that has ended, once no other can take several of it; how many attempts."""
         name = self._names[number]
         if problem is None:
-            return await self._tell(name, "did not end in order when the run ended it")
+            return (await self._tell(name, "did not end in order when the run ended it")).ended
         reason = redacted(str(problem).partition(": ")[2])
         del self._paces[number]
         others = bool(self._paces) and await self._run.worker_holds(name)
@@ -180,20 +183,25 @@ class Workforce:
         try:
             while others and any(pace > 1 for pace in self._paces.values()):
                 await asyncio.sleep(_LOOK / 5)
-            held = await self._tell(name, f"{reason}; it ran this attempt then")
+            status = self._children[number].exit_status
+            end = await self._tell(name, f"{reason}; it ran this attempt then", status)
         finally:
             self._untold -= others
+        if end.ended and not end.lost:
+            what = "It ran one attempt alone, whose agent ended it"
+        else:
+            what = f"{end.lost} attempts that it held are lost"
         log.warning(
-            "worker %d: %s. %d attempts that it held are lost, and it is started again; an agent that ends its process"
-            " takes no other attempt with it when run with `--isolate`",
-            number, reason, held,
+            "worker %d: %s. %s. It is started again; an agent that ends its process takes no other attempt with it when"
+            " run with `--isolate`",
+            number, reason, what,
         )  # fmt: skip
-        return held
+        return end.ended
 
-    async def _tell(self, name: str, reason: str) -> int:
-        held = await self._run.worker_lost(name, reason)
-        self._lost += held
-        return held
+    async def _tell(self, name: str, reason: str, exit_status: int | None = None) -> WorkerEnd:
+        end = await self._run.worker_lost(name, reason, exit_status)
+        self._lost += end.lost
+        return end
 
     async def _start(self, number: int, pace: int) -> WireError | None:
         child = self._make(number, pace)

@@ -1,0 +1,257 @@
+"""`lightning-core optimize`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+from rich.text import Text
+
+from lightning_core.children import take_token
+from lightning_core.cli import AgentCommand, pairs
+from lightning_core.cli.run import reward_of
+from lightning_core.cli.terminal import complete, console
+from lightning_core.learn.compare import Gain
+from lightning_core.optimization import OptimizeConfig
+from lightning_core.rollout import Budget
+from lightning_core.running.curve import draw_curve
+from lightning_core.running.optimize import optimize
+from lightning_core.runs import OptimizeResult
+from lightning_core.sampling import DEFAULT_MAX_TOKENS
+
+
+@click.command("optimize", cls=AgentCommand)
+@click.argument("agent", required=False)
+@click.option(
+    "--tasks", required=True, help="Tasks to learn from: a .jsonl, .csv or .parquet file."
+)
+@click.option("--val", help="Tasks to validate on, before and after; never learnt from.")
+@click.option(
+    "--reward",
+    required=True,
+    help="Reward: path.py:function, module:function, or a registered name.",
+)
+@click.option("--backend", default="local", show_default=True, help="What learns.")
+@click.option("--model", help="The policy: smollm2, a folder, ORGANISATION/NAME.")
+@click.option("--engine", help="The engine that serves --model, where not the obvious one.")
+@click.option(
+    "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
+)
+@click.option(
+    "--algorithm",
+    default="grpo",
+    show_default=True,
+    help="By the backend's name for it: grpo, ppo, rloo, sft, …",
+)
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=6, show_default=True, help="Tasks in each step."
+)
+@click.option(
+    "--group-size",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Rollouts of each task in a step.",
+)
+@click.option(
+    "--train-agents",
+    metavar="PATTERN",
+    help="Whose calls are learnt from: a regular expression over whole labels, such as 'write|rewrite'.",
+)
+@click.option(
+    "--credit",
+    default="final",
+    show_default=True,
+    help="Which reward is put down to which call: final, discounted:0.95, agent, call, 0.7*final+0.3*call.",
+)
+@click.option(
+    "--group-by",
+    type=click.Choice(["task", "task_agent"]),
+    default="task",
+    show_default=True,
+    help="What a baseline is taken over.",
+)
+@click.option(
+    "--aggregation",
+    type=click.Choice(["token", "sequence", "rollout"]),
+    default="rollout",
+    show_default=True,
+    help="What counts the same in the loss.",
+)
+@click.option(
+    "--sampler",
+    default="shuffled",
+    show_default=True,
+    help="What draws tasks: shuffled, difficulty:COLUMN, success.",
+)
+@click.option(
+    "--quorum",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Share of a step's rollouts that must have ended for it to go on.",
+)
+@click.option(
+    "--refill",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How often groups of equal rewards are replaced within a step.",
+)
+@click.option(
+    "--async",
+    "asynchronous",
+    is_flag=True,
+    help="Run the next step's rollouts while the trainer works.",
+)
+@click.option(
+    "--max-staleness",
+    type=click.IntRange(0),
+    help="Versions that a call may be older than the policy; 1 by default with --async, else 0.",
+)
+@click.option(
+    "--allow-retokenized",
+    is_flag=True,
+    help="Let in token ids that were re-made from text; they are counted.",
+)
+@click.option(
+    "--temperature", type=float, default=1.0, show_default=True, help="Of rollouts to learn from."
+)
+@click.option("--val-temperature", type=float, default=0.0, show_default=True)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=DEFAULT_MAX_TOKENS,
+    show_default=True,
+    help="Bound of each reply.",
+)
+@click.option(
+    "--val-every",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Steps between validations; 0 is before and after only.",
+)
+@click.option("--val-repeats", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--val-by",
+    metavar="FIELD",
+    help="The metadata field that names a validation task's kind, to show each.",
+)
+@click.option(
+    "--save-every",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Steps between checkpoints.",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=pairs,
+    metavar="KEY=VALUE",
+    help="The backend's own options, such as learning_rate=1e-4; a wrong one lists them.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Rollouts at once; by default a whole step's, at most 64.",
+)
+@click.option(
+    "--timeout", type=float, default=600.0, show_default=True, help="Seconds for one attempt."
+)
+@click.option("--max-attempts", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--max-calls", type=click.IntRange(1), help="Model calls that one attempt may make.")
+@click.option("--max-total-tokens", type=click.IntRange(1), help="Tokens that one attempt may use.")
+@click.option("--isolate", is_flag=True, help="One process for each attempt.")
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Worker processes; 0, with --server, leaves the work to workers elsewhere.",
+)
+@click.option("--name", help="The run's name.")
+@click.option("--resume", is_flag=True, help="Go on with the run --name, or with the newest one.")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    callback=pairs,
+    metavar="OURS=THEIRS",
+    help="Where a task's part lies in the source: input=question, expected=answer.",
+)
+@click.option("--split", help="Of --tasks, only this split.")
+@click.option("--limit", type=click.IntRange(1), help="Of --tasks, only the first so many.")
+@click.option(
+    "--server", help="A server that runs elsewhere; its admin token in LIGHTNING_CORE_TOKEN."
+)
+def command(
+    agent: str | None,
+    tasks: str,
+    val: str | None,
+    reward: str,
+    settings: dict[str, str],
+    concurrency: int | None,
+    max_staleness: int | None,
+    max_calls: int | None,
+    max_total_tokens: int | None,
+    command_line: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Make an agent better: run it on tasks, score it, learn from what it did; end in a file that can be applied.
+
+    AGENT is `path.py:attr` or `module:attr`; or give a command line in any language after `--`.
+    """
+    if (agent is None) == (not command_line):
+        raise click.UsageError("give either AGENT or a command line after `--`")
+    if max_staleness is None:
+        max_staleness = int(given["asynchronous"])
+    learning = {field.name for field in msgspec.structs.fields(OptimizeConfig)}
+    config = OptimizeConfig(
+        options=settings,
+        max_staleness=max_staleness,
+        **{name: value for name, value in given.items() if name in learning},
+    )
+    result = complete(
+        optimize(
+            agent if agent is not None else command_line,
+            tasks,
+            config,
+            val=val,
+            reward=reward_of(reward),
+            concurrency=concurrency or min(config.batch_size * config.group_size, 64),
+            budget=Budget(calls=max_calls, tokens=max_total_tokens),
+            token=take_token(),  # Gone from the environment, where the agent's processes could read it.
+            command_line=tuple(sys.argv),
+            **{name: value for name, value in given.items() if name not in learning},
+        )
+    )
+    _report(result)
+
+
+def _report(result: OptimizeResult) -> None:
+    out = console()
+    artifact = result.artifact
+    val = artifact.metrics.get("val")
+    if val is not None:
+        gain = msgspec.convert(val, Gain)
+        of = "tasks" if gain.clusters == gain.tasks else f"tasks of {gain.clusters} kinds"
+        verdict = "" if gain.certain else "; the interval holds zero: no improvement is shown"
+        out.print(
+            f"validation: {gain.before:.3f} before, [bold]{gain.after:.3f}[/bold] after; gain"
+            f" {gain.gain:+.3f}, 95 % interval [{gain.low:+.3f}, {gain.high:+.3f}] over {gain.tasks} {of}{verdict}"
+        )
+    for kind, (before, after, count) in sorted(artifact.metrics.get("kinds", {}).items()):
+        out.print(Text(f"  {before:.2f} → {after:.2f}  ({count})  {kind}"))
+    curve = draw_curve(result.folder)
+    out.print(f"{artifact.metrics.get('steps', len(result.steps))} steps, {result.seconds:.1f} s")
+    if curve is not None:
+        out.print(f"curve      {curve}", soft_wrap=True)
+    out.print(f"artifact   {result.folder}/{artifact.path}", soft_wrap=True)
+    out.print(f"serve it   {artifact.apply}", soft_wrap=True, markup=False)

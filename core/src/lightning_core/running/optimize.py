@@ -1,0 +1,125 @@
+"""`lightning_core.optimize`: make an agent better, and end in a file that can be applied."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Unpack
+
+import msgspec
+
+from lightning_core import trackers
+from lightning_core.capability import require
+from lightning_core.errors import UsageError
+from lightning_core.folder import RunFolder
+from lightning_core.optimization import OptimizeConfig
+from lightning_core.running.launch import launched
+from lightning_core.running.prepare import RunOptions, TaskSource, find_backend, prepare
+from lightning_core.runs import Artifact, OptimizeResult
+from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
+
+log = logging.getLogger("lightning_core.run")
+
+
+async def optimize(
+    agent: object,
+    tasks: TaskSource,
+    config: OptimizeConfig,
+    *,
+    val: TaskSource | None = None,
+    temperature: float = 1.0,
+    val_temperature: float = 0.0,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    split: str | None = None,
+    **options: Unpack[RunOptions],
+) -> OptimizeResult:
+    """Optimise what answers `agent`, by rollouts on `tasks` that `reward` scores.
+
+    Args:
+        agent: see `run`. Its code is not changed, and need not know of any of this.
+        tasks: what to learn from; see `run`. Tasks whose split is `val` are kept for validation.
+        config: backend, algorithm, steps, and what else says how to learn.
+        val: further tasks to validate on, before and after; the backend never learns from them.
+        temperature: at which the policy is sampled in rollouts to learn from.
+        val_temperature: at which it is sampled in validation; 0 is greedy.
+        max_tokens: bound of each reply.
+        split: take only the tasks of this split; `val` is not touched by it.
+        options: `reward` and `model`, which are needed, and what else `run` takes but `repeats` and `sampling`.
+            With `resume`, a run that was stopped or killed goes on; without `name`, the newest one.
+
+    Returns:
+        The artifact, and what is known of it.
+
+    Raises:
+        UsageError: something given cannot work; nothing was started, and no folder made.
+        WireError: the server died or could not be reached for two minutes.
+        EngineError: the model could not be served, or took no new weights.
+        LightningError: no worker could be kept alive.
+    """
+    started = time.monotonic()
+    plan = await prepare(
+        agent,
+        tasks,
+        val=val,
+        optimize=config,
+        sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
+        validation=SamplingPolicy(temperature=val_temperature, max_tokens=max_tokens),
+        split=split,
+        **options,
+    )
+    backend = find_backend(config.backend, plan.plugins)
+    async with launched(plan) as run:
+        if run.engine is not None and not config.allow_retokenized:
+            # What an engine gives is exact only once it has started.
+            require(
+                backend.needs, run.engine.gives, by=f"backend `{backend.name}`",
+                of=f"engine `{run.engine.name}`",
+            )  # fmt: skip
+        try:
+            artifact = await backend.optimize(run)
+        finally:
+            await asyncio.to_thread(trackers.close, plan.folder.path)
+        steps = dict(run.progress.steps)
+    (plan.folder.path / "artifact.json").write_bytes(
+        msgspec.json.format(artifact.to_json()) + b"\n"
+    )
+    return OptimizeResult(
+        name=plan.config.name,
+        folder=str(plan.folder.path),
+        artifact=artifact,
+        steps=steps,
+        seconds=time.monotonic() - started,
+    )
+
+
+def optimize_sync(
+    agent: object, tasks: TaskSource, config: OptimizeConfig, **options: Any
+) -> OptimizeResult:
+    """`optimize` for code that is not async; takes and raises the same.
+
+    Raises:
+        UsageError: an event loop runs already in this thread; use `await optimize(…)` there.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(optimize(agent, tasks, config, **options))
+    raise UsageError(
+        "optimize_sync: an event loop runs in this thread already; use `await lightning_core.optimize(…)`"
+    )
+
+
+def read_artifact(folder: RunFolder) -> Artifact:
+    """The artifact that a run ended in.
+
+    Raises:
+        UsageError: the run has not ended in one.
+    """
+    path = folder.path / "artifact.json"
+    if not path.is_file():
+        raise UsageError(
+            f"run `{folder.path.name}`: has ended in no artifact yet; go on with `lightning-core optimize … --resume"
+            f" --name {folder.path.name}`"
+        )
+    return Artifact.from_json(path.read_bytes())
