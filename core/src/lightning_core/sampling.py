@@ -29,7 +29,8 @@ class SamplingPolicy(Record, frozen=True, kw_only=True):
     top_k: int | None = None
     """Number of candidates."""
     seed: int | None = None
-    """Engine seed; the gateway adds the call's index, so that equal prompts differ."""
+    """Engine seed; the gateway adds the call's index and a number made of the rollout's id, so that equal prompts differ
+    and a rollout that is run again under the same id is sampled the same."""
     max_tokens: int | None = None
     """Upper bound on completion tokens; an agent may ask for fewer."""
     allow_n: bool = True

@@ -49,6 +49,31 @@ def sse(body: bytes):
     ]
 
 
+async def test_rollouts_of_a_group_ask_the_same_and_are_sampled_under_seeds_of_their_own(
+    site, upstream
+):
+    site.gateway.policies.set(policy_at(upstream.url, version=1, train=SamplingPolicy(seed=7)))
+    upstream.handler = reply_with(whole(completion()))
+    for attempt in ("r1.1", "r2.1", "r1.2"):
+        site.open(Mode.TRAIN, attempt=attempt, rollout=attempt.partition(".")[0])
+        await site.ask(REQUEST, attempt=attempt)
+    first, other, again = (received.json["seed"] for received in upstream.received)
+    assert first != other
+    assert first == again
+
+
+async def test_a_policy_that_is_only_used_is_sampled_as_the_agent_asks(site, upstream):
+    served = SamplingPolicy(as_asked=True, temperature=0.0, max_tokens=5)
+    site.gateway.policies.set(policy_at(upstream.url, version=1, val=served))
+    site.open(Mode.VAL)
+    upstream.handler = reply_with(whole(completion()))
+    await site.ask({**REQUEST, "temperature": 0.9, "top_p": 0.5, "max_tokens": 100})
+    [received] = upstream.received
+    assert received.json["temperature"] == 0.9
+    assert received.json["top_p"] == 0.5
+    assert received.json["max_tokens"] == 5
+
+
 async def test_the_policy_answers_under_the_runs_sampling(site, upstream):
     sampling = SamplingPolicy(temperature=0.7, top_p=0.9, top_k=50, seed=100, max_tokens=64)
     site.gateway.policies.set(policy_at(upstream.url, version=3, train=sampling))
@@ -70,6 +95,7 @@ async def test_the_policy_answers_under_the_runs_sampling(site, upstream):
     for _ in range(2):
         await site.ask(request, headers=headers)
     first, second = (received.json for received in upstream.received)
+    seeds = [received.pop("seed") for received in (first, second)]
     assert first == {
         "model": "policy",
         "messages": REQUEST["messages"],
@@ -78,11 +104,11 @@ async def test_the_policy_answers_under_the_runs_sampling(site, upstream):
         "temperature": 0.7,
         "top_p": 0.9,
         "top_k": 50,
-        "seed": 100,
         "max_tokens": 64,
         "max_completion_tokens": 10,
     }
-    assert second == {**first, "seed": 101}
+    assert second == first
+    assert seeds[1] == seeds[0] + 1 > 100
     assert "authorization" not in upstream.received[0].headers
     call, _ = await site.calls()
     assert call.request == request

@@ -213,7 +213,7 @@ class Exchange:
                         model=endpoint.model,
                         sampling=policy.train if session.mode is Mode.TRAIN else policy.val,
                         capabilities=policy.capabilities,
-                        index=entry.index,
+                        index=session.salt + entry.index,
                         stream_usage=services.limits.stream_usage,
                     ),
                 )

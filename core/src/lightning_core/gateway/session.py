@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -52,6 +53,9 @@ class Session:
         """
         self.attempt_id = attempt_id
         self.rollout_id = rollout_id
+        # The rollouts of a group ask the same, and must not be told the same.
+        self.salt = zlib.crc32(rollout_id.encode())
+        """Added to the seed of the sampling policy, with the call's index."""
         self.mode = mode
         self.deadline = deadline
         self.run = run

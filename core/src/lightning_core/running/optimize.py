@@ -63,7 +63,7 @@ async def optimize(
         tasks,
         val=val,
         optimize=config,
-        sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens),
+        sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens, seed=config.seed),
         validation=SamplingPolicy(temperature=val_temperature, max_tokens=max_tokens),
         split=split,
         **options,

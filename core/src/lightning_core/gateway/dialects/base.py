@@ -26,7 +26,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: frozenset[Capability] = frozenset()
     """What the upstream gives beside the plain format, and is asked for."""
     index: int = 0
-    """The call's index in the attempt, added to the seed."""
+    """What is added to the seed: the call's index in the attempt, and a number of the rollout's own."""
     stream_usage: bool = True
     """Whether streams are asked for their token counts."""
 

@@ -16,7 +16,7 @@ def sampling_changes(fields: Fields, policy: SamplingPolicy, index: int) -> dict
     Args:
         fields: the agent's request.
         policy: the run's sampling.
-        index: the call's index in its attempt; added to the seed, so that equal prompts differ.
+        index: added to the seed, so that equal prompts differ.
     """
     if policy.as_asked:
         return {}
