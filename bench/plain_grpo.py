@@ -29,6 +29,9 @@ from typing import Any
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "order_lookup"
 
+STUDENT_T = 2.09
+"""Its 97.5 % point for 19 degrees of freedom: there are 20 held-out wordings."""
+
 Messages = Sequence[dict[str, str]]
 """A prompt, as chat messages."""
 
@@ -312,12 +315,16 @@ def evaluate(
     return dict(found)
 
 
-def accuracy(found: dict[str, list[str]]) -> tuple[float, float, float]:
-    """Share of exact answers, with a 95 % interval over wordings: items of one wording stand or fall together."""
-    shares = [Counter(words)["exact"] / len(words) for words in found.values()]
+def accuracy(found: dict[str, list[str]]) -> dict[str, float]:
+    """Share of exact answers, by wording."""
+    return {wording: Counter(words)["exact"] / len(words) for wording, words in found.items()}
+
+
+def interval(shares: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % interval over wordings: items of one wording stand or fall together."""
     mean = statistics.fmean(shares)
-    half = 1.96 * statistics.stdev(shares) / math.sqrt(len(shares))
-    return mean, max(0.0, mean - half), min(1.0, mean + half)
+    half = STUDENT_T * statistics.stdev(shares) / math.sqrt(len(shares))
+    return mean, mean - half, mean + half
 
 
 def _common(prompts: Sequence[Sequence[int]]) -> int:
@@ -369,27 +376,28 @@ def main() -> None:
         )
         return messages
 
-    before: dict[str, list[str]] = {}
+    before: dict[str, float] = {}
 
-    def told(trainer: PlainGRPO, when: str) -> dict[str, list[str]]:
+    def told(trainer: PlainGRPO, when: str) -> dict[str, float]:
         began = time.perf_counter()
-        found = evaluate(trainer, made["val"], conversation)
-        mean, low, high = accuracy(found)
+        shares = accuracy(evaluate(trainer, made["val"], conversation))
+        mean, low, high = interval(list(shares.values()))
         seconds = time.perf_counter() - began
         print(
-            f"{when}: {mean:.3f} [{low:.3f}, {high:.3f}] exact on {len(made['val'])} tasks, {seconds:.1f} s"
+            f"{when}: {mean:.3f} [{low:.3f}, {high:.3f}] exact on {len(made['val'])} tasks, {seconds:.1f} s",
+            flush=True,
         )
-        return found
+        return shares
 
     def on_step(number: int, result: dict[str, float], trainer: PlainGRPO) -> None:
-        print(
-            number, json.dumps({key: round(value, 3) for key, value in result.items()}), flush=True
-        )
+        line = {key: round(value, 3) for key, value in result.items()}
+        print(number, json.dumps(line), flush=True)
         if number == options.steps and not options.no_evaluation:
             after = told(trainer, "after")
-            for wording, words in after.items():
-                first, last = Counter(before[wording]), Counter(words)
-                print(f"  {wording:<16} {first['exact']} -> {last['exact']} of {len(words)}")
+            for wording, share in after.items():
+                print(f"  {wording:<16} {before[wording]:.2f} -> {share:.2f}")
+            mean, low, high = interval([after[wording] - before[wording] for wording in before])
+            print(f"gain: {mean:.3f} [{low:.3f}, {high:.3f}]")
 
     if not options.no_evaluation:
         before.update(told(PlainGRPO(seed=options.seed), "before"))

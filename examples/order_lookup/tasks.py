@@ -15,10 +15,12 @@ from pathlib import Path
 from wordings import HELD_OUT, TRAIN
 
 SEED = 4
-PER_WORDING = {"train": 8, "val": 4}
+PER_WORDING = {"train": 6, "val": 4}
 """How many messages of each wording are made."""
 NUMBERS = range(10_000, 100_000)
 """What order numbers are drawn from, and the numbers that look like them."""
+POOL = 2_000
+"""How many of them each split may use."""
 
 
 def write_tasks(folder: Path) -> dict[str, list[dict[str, object]]]:
@@ -28,14 +30,11 @@ def write_tasks(folder: Path) -> dict[str, list[dict[str, object]]]:
         The tasks of each split.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(SEED)
     # Drawn without repetition, so that no number is an order's twice, or an order's here and another's there.
-    numbers = iter(
-        rng.sample(NUMBERS, 2 * sum(PER_WORDING.values()) * max(len(TRAIN), len(HELD_OUT)))
-    )
+    pool = random.Random(SEED).sample(NUMBERS, 2 * POOL)
     made = {
-        split: _split(split, wordings, rng, numbers)
-        for split, wordings in (("train", TRAIN), ("val", HELD_OUT))
+        "train": _split("train", TRAIN, iter(pool[:POOL])),
+        "val": _split("val", HELD_OUT, iter(pool[POOL:])),
     }
     for split, tasks in made.items():
         lines = "".join(json.dumps(task) + "\n" for task in tasks)
@@ -44,8 +43,9 @@ def write_tasks(folder: Path) -> dict[str, list[dict[str, object]]]:
 
 
 def _split(
-    split: str, wordings: Mapping[str, str], rng: random.Random, numbers: Iterator[int]
+    split: str, wordings: Mapping[str, str], numbers: Iterator[int]
 ) -> list[dict[str, object]]:
+    rng = random.Random(f"{SEED} {split}")  # so that one split does not change with the other
     tasks: list[dict[str, object]] = []
     for number in range(PER_WORDING[split]):
         for name, wording in wordings.items():
