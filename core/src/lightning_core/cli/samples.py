@@ -14,11 +14,16 @@ from lightning_core.cli.decoding import decoder_of, load_decoder
 from lightning_core.cli.reading import read_traces
 from lightning_core.cli.render import reward_text, short_id
 from lightning_core.cli.terminal import console
+from lightning_core.folder import RunFolder
+from lightning_core.learn.advantage import ALGORITHMS
+from lightning_core.learn.credit import parse_credit
 from lightning_core.learn.drift import apart, lines, merge_drift
 from lightning_core.learn.forest import Built, build_samples
 from lightning_core.learn.rules import SampleRules
 from lightning_core.learn.sample import Joined, Segment
+from lightning_core.learn.scoring import GroupBy
 from lightning_core.learn.step import LearningRules, make_step
+from lightning_core.plugins import installed
 from lightning_core.trace import Trace
 
 
@@ -46,15 +51,16 @@ def command(
     """Show what is learnt from RUN: a table of its rollouts, and how their calls went together.
 
     With ROLLOUT its samples are shown token by token: what the policy said is bright, what it saw is dim. Credit and
-    advantage are those of the default rules, the final reward within the rollout's group; the advantage is shown where
-    the group has another rollout. RUN and ROLLOUT are named as with `show`.
+    advantage are by the rules of the optimisation; for another run, or one on a server, by the final reward within the
+    rollout's group. The advantage is shown where the group has another rollout. RUN and ROLLOUT are named as with `show`.
     """
-    rules = SampleRules(train_agents=train_agents, allow_retokenized=allow_retokenized)
     decode = None if tokenizer is None else load_decoder(tokenizer)
     found = read_traces(run, rollout, server=server, groups=rollout is not None)
+    learning = _rules(found.folder, train_agents, allow_retokenized)
+    rules = learning.samples
     built = [build_samples(trace, rules) for trace in found.traces]
     if rollout is not None:
-        credited = _credited(found.groups, rules)
+        credited = _credited(found.groups, learning)
         built = [_with_credit(one, credited) for one in built]
     if as_json:
         for trace, one in zip(found.traces, built, strict=True):
@@ -111,14 +117,34 @@ def _table(traces: Sequence[Trace], built: Sequence[Built]) -> Table:
 _MERGED = (Joined.NEW, Joined.EXTENDED, Joined.FORKED)
 
 
+def _rules(
+    folder: RunFolder | None, train_agents: str | None, allow_retokenized: bool
+) -> LearningRules:
+    """The rules by which the run learnt, but for what the user says."""
+    wanted = None if folder is None else folder.asked()
+    if wanted is None:
+        samples = SampleRules(train_agents=train_agents, allow_retokenized=allow_retokenized)
+        return LearningRules(samples=samples)
+    return LearningRules(
+        samples=SampleRules(
+            train_agents=train_agents if train_agents is not None else wanted.train_agents,
+            allow_retokenized=allow_retokenized or wanted.allow_retokenized,
+        ),
+        credit=parse_credit(wanted.credit, installed().credit()),
+        # Of an algorithm that only its backend knows, the plain one is shown.
+        estimator=ALGORITHMS.get(wanted.algorithm, "grpo"),
+        group_by=GroupBy(wanted.group_by),
+    )
+
+
 def _credited(
-    groups: Sequence[Sequence[Trace]], rules: SampleRules
+    groups: Sequence[Sequence[Trace]], rules: LearningRules
 ) -> dict[tuple[str, int], Segment]:
     """The segments with credit and, where its group has another one, advantage, by call and choice."""
     found: dict[tuple[str, int], Segment] = {}
     for group in groups:
         scored = sum(trace.reward is not None for trace in group)
-        for sample in make_step([group], LearningRules(samples=rules)).samples:
+        for sample in make_step([group], rules).samples:
             for segment in sample.segments:
                 if scored < 2:
                     segment = msgspec.structs.replace(segment, advantage=None)

@@ -91,6 +91,18 @@ ESTIMATORS: Final[Mapping[str, Estimator | None]] = {
 }
 """The estimators by name; None leaves the advantage to the trainer, which has the credits."""
 
+ALGORITHMS: Final[Mapping[str, str]] = {
+    "grpo": "grpo",
+    "gspo": "grpo",
+    "cispo": "grpo",
+    "dr_grpo": "dr_grpo",
+    "rloo": "rloo",
+    "reinforce_pp": "reinforce_pp_baseline",
+    "ppo": "gae",
+    "sft": "none",
+}
+"""The estimator by which each well-known algorithm makes advantages."""
+
 
 def whiten(values: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Values of mean 0 and variance 1, each counted as often as it has tokens, as in arXiv 2501.03262.

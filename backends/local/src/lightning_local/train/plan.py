@@ -10,6 +10,7 @@ import msgspec
 
 from lightning_core.errors import UsageError
 from lightning_core.learn import GroupBy, LearningRules
+from lightning_core.learn.advantage import ALGORITHMS
 from lightning_core.learn.aggregation import Aggregation
 from lightning_core.learn.credit import CreditRule, parse_credit
 from lightning_core.learn.rules import SampleRules
@@ -21,17 +22,6 @@ from lightning_core.task import Task
 from lightning_local.train.options import LocalOptions
 from lightning_local.train.sft import Conversation, read_conversations
 
-ESTIMATORS: Final = {
-    "grpo": "grpo",
-    "gspo": "grpo",
-    "cispo": "grpo",
-    "dr_grpo": "dr_grpo",
-    "rloo": "rloo",
-    "reinforce_pp": "reinforce_pp_baseline",
-    "ppo": "gae",
-    "sft": "none",
-}
-"""What each algorithm makes advantages by."""
 _COMPARES: Final = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})
 
 
@@ -62,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 oldest_version=version - config.max_staleness,
             ),
             credit=self.credit,
-            estimator=ESTIMATORS[self.options.algorithm],
+            estimator=ALGORITHMS[self.options.algorithm],
             group_by=GroupBy(config.group_by),
             aggregation=Aggregation(config.aggregation),
             drop_equal=bool(config.refill),
@@ -98,15 +88,15 @@ def plan_of(config: RunConfig) -> Plan:
     for key in ("algorithm", "seed"):
         if key in asked.options:
             raise UsageError(f"option `{key}`: give it as `--{key}`, not with `--set`")
-    if asked.algorithm not in ESTIMATORS:
-        known = ", ".join(f"`{name}`" for name in ESTIMATORS)
+    if asked.algorithm not in ALGORITHMS:
+        known = ", ".join(f"`{name}`" for name in ALGORITHMS)
         raise UsageError(f"algorithm `{asked.algorithm}`: backend `local` knows {known}")
     options = LocalOptions.parse(
         {**asked.options, "algorithm": asked.algorithm, "seed": str(asked.seed)}
     )
     if options.conversations and asked.algorithm != "sft":
         raise UsageError("option `conversations`: only `--algorithm sft` learns from conversations")
-    if ESTIMATORS[asked.algorithm] in _COMPARES and asked.group_size < 2:
+    if ALGORITHMS[asked.algorithm] in _COMPARES and asked.group_size < 2:
         raise UsageError(
             f"group_size: `{asked.algorithm}` compares the rollouts of a task with one another, so a group of one says"
             " nothing; take 2 or more, such as 8, or `--algorithm ppo`"
