@@ -76,7 +76,9 @@ def build() -> StateGraph[State, None, Input, State]:
     builder = StateGraph(State, input_schema=Input)
     builder.add_node("assistant", assistant)
     builder.add_edge(START, "assistant")
-    builder.add_conditional_edges("assistant", lambda state: END if "answer" in state else "assistant")
+    builder.add_conditional_edges(
+        "assistant", lambda state: END if "answer" in state else "assistant"
+    )
     return builder
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 FOLDER = Path(__file__).parents[1]
-MODULES = ("agent", "tasks", "wordings")
+MODULES = ("agent", "service", "tasks", "wordings")
 
 
 @pytest.fixture(scope="module")
