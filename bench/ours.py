@@ -15,7 +15,7 @@ _LONG = 24 * 3600.0
 async def main() -> None:
     """Serve until standard input ends."""
     from lightning_core.capability import Capability
-    from lightning_core.children import tune_garbage_collection
+    from lightning_core.children import tune_interpreter
     from lightning_core.client import Client
     from lightning_core.engine import Endpoint
     from lightning_core.rollout import Mode, Rollout
@@ -61,7 +61,7 @@ async def main() -> None:
                 before = after
             raise RuntimeError("the server never came to rest")
 
-        tune_garbage_collection()  # As `lightning-core serve` does.
+        tune_interpreter()  # As `lightning-core serve` does.
         port = int(server.url.rsplit(":", 1)[1])
         await child.serve({"port": port}, {"session": session, "policy": policy, "cpu": cpu})
 

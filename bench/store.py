@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_core.children import tune_interpreter
 from lightning_core.store import SQLiteStore
 from lightning_core.trace import Call, Choice, TokenSource
 
@@ -32,9 +33,9 @@ def store_rows() -> dict[str, Any]:
     100 a transaction, into a table with the id as its key; write-ahead log, the same disk, in turns with ours.
     """
     calls = list(_unique_calls(ROWS))
-    # The collector would otherwise look through these, and only while ours makes objects that live for longer.
-    gc.collect()
-    gc.freeze()
+    # As `lightning-core serve` does; the collector would otherwise look through the calls, and only while ours makes
+    # objects that live for longer.
+    tune_interpreter()
     ours, reference = [], []
     with tempfile.TemporaryDirectory() as folder:
         for round_ in range(ROUNDS):

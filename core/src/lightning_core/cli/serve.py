@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import click
 
-from lightning_core.children import tune_garbage_collection
+from lightning_core.children import tune_interpreter
 from lightning_core.cli import pairs
 from lightning_core.cli.sessions import LONGEST, heartbeat
 from lightning_core.cli.terminal import console, ending
@@ -138,7 +138,7 @@ async def _serve(
                     val=sampling,
                 )
             )
-        tune_garbage_collection()
+        tune_interpreter()
         _announce(server, config)
         if served is not None and sampling.as_asked:
             lease = await stack.enter_async_context(_session(client))

@@ -7,13 +7,13 @@ import logging
 import sys
 from pathlib import Path
 
-from lightning_core.children import be_child, say_ready, tune_garbage_collection
+from lightning_core.children import be_child, say_ready, tune_interpreter
 from lightning_core.server.app import Server, ServerConfig
 
 
 async def _serve(config: ServerConfig) -> None:
     async with Server(config) as server:
-        tune_garbage_collection()
+        tune_interpreter()
         say_ready(url=server.url)
         raise await server.failure()
 
