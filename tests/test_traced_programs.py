@@ -82,11 +82,11 @@ def test_a_program_is_told_to_end_and_nothing_is_left(trace, processes_with, kin
     assert processes_with(mark) == []
 
 
-def test_a_signal_that_nohup_has_ignored_stays_ignored(trace, folder):
+def test_a_signal_that_nohup_has_ignored_stays_ignored(folder, environment):
     code = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
     done = subprocess.run(
         ["nohup", "lightning-core", "trace", "--", "python", "-c", code],
-        cwd=folder, env=os.environ | {"LIGHTNING_CORE_RUNS": "runs"}, capture_output=True, text=True, timeout=120,
+        cwd=folder, env=environment | {"LIGHTNING_CORE_RUNS": "runs"}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "True" in done.stdout
 

@@ -77,6 +77,8 @@ def test_the_engine_ends_with_its_owner(folders, tmp_path, number):
         [sys.executable, "-c", OWNER, str(folders["llama"]), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # A shell that runs the tests in the background has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         pid = int(owner.stdout.readline())

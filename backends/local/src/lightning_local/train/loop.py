@@ -125,7 +125,7 @@ class Loop:
             self._start_ahead(state.step, [self._tasks[name] for name in state.ahead])
 
     async def _log_once(self, step: int, line: dict[str, Any]) -> None:
-        """Log what a kill may have kept from being logged."""
+        """Log a step, unless an earlier start did: one that was killed since its last checkpoint is done again."""
         if not self._run.logged(step):
             await self._run.log(line, step=step)
 
@@ -201,7 +201,7 @@ class Loop:
         began: float,
     ) -> None:
         """Save, publish, log: in that order, so that what is logged is never lost."""
-        run, state, config = self._run, self._state, self._plan.config
+        state, config = self._state, self._plan.config
         changed = update is not None and update.optimizer_steps > 0
         state.version += changed
         state.step += 1
@@ -217,7 +217,7 @@ class Loop:
                 await self._publish()
         state.line |= {f"time/{name}": round(value, 3) for name, value in self._times.items()}
         state.line["time/step"] = round(time.monotonic() - began, 3)
-        await run.log(state.line, step=state.step)
+        await self._log_once(state.step, state.line)
         every = config.val_every
         if every and state.step % every == 0 and state.step < config.steps:
             await self._validate()
