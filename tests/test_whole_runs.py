@@ -221,6 +221,8 @@ def test_ctrl_c_leaves_no_process_behind(
     process = subprocess.Popen(
         ["lightning-core", "run", "agents.py:moody", "--tasks", "tasks.jsonl", "--model", scripted_server.base_url],
         cwd=folder, env=environment | {"MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell that runs the tests in the background has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     scripted_server.wait_for(1).wait(120)
     process.send_signal(kind)

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 
+import msgspec
 import numpy
 import pytest
 
@@ -14,7 +15,7 @@ from lightning_core.grading import grade, reward_name
 from lightning_core.reward import Reward, RewardScope, RewardStatus
 from lightning_core.rollout import Attempt, Cause, Rollout
 from lightning_core.task import Task
-from lightning_core.trace import Trace
+from lightning_core.trace import Call, Trace
 
 TASK = Task(id="t", input="?", expected="gold")
 
@@ -135,7 +136,7 @@ class Strange:
         (10**400, "OverflowError"),
         (1j, "of type `complex`"),
         (numpy.ones(1), "of type `ndarray`"),
-        ([1.0], "of type `list`"),
+        ([1.0], "expected `Reward`s only"),
         (Strange(), "KeyError: 'no float'"),
         ({}, "without `reward`, which is what is optimised; got none"),
         ({"score": 1.0}, "without `reward`, which is what is optimised; got `score`"),
@@ -273,3 +274,35 @@ async def test_being_cancelled_passes_through():
     grading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await grading
+
+
+CALLED = msgspec.structs.replace(
+    trace_of(), calls=(Call(id="c1", attempt_id="r.1", rollout_id="r", index=0, dialect="chat"),)
+)
+WHOLE = Reward(value=1.0)
+OF_A_CALL = Reward(value=0.5, scope=RewardScope.CALL, target="c1")
+OF_AN_AGENT = Reward(value=0.25, scope=RewardScope.AGENT, target="writer")
+
+
+def test_several_rewards_for_the_rollout_its_agents_and_its_calls():
+    given = [WHOLE, OF_A_CALL, OF_AN_AGENT, Reward(value=2.0, name="length")]
+    found = asyncio.run(grade(lambda task, trace: given, TASK, CALLED))
+    assert found == tuple(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([], "without one named `reward` for the whole rollout"),
+        ([OF_A_CALL], "without one named `reward` for the whole rollout"),
+        ([WHOLE, WHOLE], "two rewards named `reward` for the same rollout"),
+        ([WHOLE, OF_A_CALL, OF_A_CALL], "for the same call 'c1'"),
+        (
+            [WHOLE, Reward(value=1.0, scope=RewardScope.CALL, target="c9")],
+            "call 'c9', which is no call",
+        ),
+        ([WHOLE, 0.5], "expected `Reward`s only"),
+    ],
+)
+def test_several_rewards_that_do_not_go_together_are_one_fault(given, says):
+    assert_fault(asyncio.run(grade(lambda task, trace: given, TASK, CALLED)), says)

@@ -13,19 +13,20 @@ import math
 import reprlib
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from lightning_core.errors import RewardError
-from lightning_core.reward import Reward, RewardStatus
+from lightning_core.reward import Reward, RewardScope, RewardStatus
 from lightning_core.rollout import Cause
 from lightning_core.task import Task
 from lightning_core.trace import Trace
 
-RewardValue = float | Reward | Mapping[str, float]
-"""What a reward function may return: the number, a Reward, or several numbers by name (one of them `reward`)."""
+RewardValue = float | Reward | Mapping[str, float] | Sequence[Reward]
+"""What a reward function may return: the number, a Reward, several numbers by name (one of them `reward`), or several
+Rewards: one for the whole rollout, and others for an agent or a call of it."""
 RewardFunction = Callable[[Task, Trace], RewardValue | Awaitable[RewardValue]]
 """A user's grader. It gets the task with `expected`, runs outside the agent's process, and may be async."""
 
@@ -91,7 +92,7 @@ async def grade(
     except (Exception, SystemExit) as error:
         return _raised(source, error)
     try:
-        return _rewards(source, value)
+        return _rewards(source, value, trace)
     except Exception as error:
         # A returned object's own `__float__`, `__repr__` or `items` may raise anything.
         return _fault(source, _describe(error))
@@ -138,9 +139,11 @@ async def _in_thread(function: RewardFunction, task: Task, trace: Trace) -> obje
     return value
 
 
-def _rewards(source: str, value: object) -> tuple[Reward, ...]:
+def _rewards(source: str, value: object, trace: Trace) -> tuple[Reward, ...]:
     if isinstance(value, Reward):
         return (_checked(value),)
+    if isinstance(value, (list, tuple)):
+        return _several(value, {call.id for call in trace.calls})
     if isinstance(value, Mapping):
         items = dict(value)
         if "reward" not in items:
@@ -159,6 +162,35 @@ def _rewards(source: str, value: object) -> tuple[Reward, ...]:
             for name, number in items.items()
         )
     return (Reward(value=_number(value, "reward"), source=source),)
+
+
+def _several(values: Sequence[object], calls: Collection[str]) -> tuple[Reward, ...]:
+    """Rewards for the whole rollout, its agents and its calls."""
+    found: dict[tuple[str, str, str | None], Reward] = {}
+    for value in values:
+        if not isinstance(value, Reward):
+            raise RewardError(
+                f"returned a list with {reprlib.repr(value)} in it; expected `Reward`s only"
+            )
+        reward = _checked(value)
+        if reward.scope is RewardScope.CALL and reward.target not in calls:
+            raise RewardError(
+                f"returned a reward for call {reward.target!r}, which is no call of this attempt; take `call.id` of"
+                " `trace.calls`"
+            )
+        key = (reward.name, reward.scope.value, reward.target)
+        if key in found:
+            raise RewardError(
+                f"returned two rewards named `{reward.name}` for the same {reward.scope.value}"
+                + (f" {reward.target!r}" if reward.target else "")
+            )
+        found[key] = reward
+    if ("reward", RewardScope.ROLLOUT.value, None) not in found:
+        raise RewardError(
+            "returned rewards without one named `reward` for the whole rollout; put it among them, so that rollouts"
+            " can be compared"
+        )
+    return tuple(found.values())
 
 
 def _number(value: object, name: str) -> float:
