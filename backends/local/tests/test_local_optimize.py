@@ -9,6 +9,7 @@ from lightning_core.capability import Capability
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.optimization import OptimizeConfig
+from lightning_core.reward import Reward, RewardScope
 from lightning_core.running.optimize import optimize
 from lightning_core.task import Task
 from lightning_local import engine
@@ -255,6 +256,30 @@ async def test_only_the_agent_that_is_chosen_is_trained(tmp_path, folders):
     assert last > first + 0.1
     for line in steps:
         assert line["drift/skipped/not_selected"] == line["drift/joined/new"] == 32
+
+
+async def test_each_call_is_learnt_from_by_its_own_reward(tmp_path, folders):
+    def share(text):
+        return sum(letter.islower() for letter in text) / max(len(text), 1)
+
+    async def twice(question):
+        return [await ask(question), await ask(f"again: {question}")]
+
+    def each(task, trace):
+        calls = [
+            Reward(value=share(call.text), scope=RewardScope.CALL, target=call.id)
+            for call in trace.calls
+        ]
+        return [Reward(value=share("".join(trace.output))), *calls]
+
+    given = {"reward": each, "model": str(folders["llama"]), "runs": tmp_path, "name": "run",
+             "max_tokens": 8, "concurrency": 32, "engine_options": {"threads": "1"}}  # fmt: skip
+    wanted = config(steps=10, batch_size=4, group_size=8, credit="call", algorithm="dr_grpo")
+    await optimize(twice, TASKS, wanted, **given)
+    steps, _ = lines(tmp_path)
+    first, last = (sum(line["reward"] for line in some) / 3 for some in (steps[:3], steps[-3:]))
+    assert last > first + 0.1
+    assert all(line["samples/credits_missing"] == 0 for line in steps)
 
 
 async def test_ids_made_anew_are_learnt_from_where_that_is_allowed(tmp_path, folders, monkeypatch):
