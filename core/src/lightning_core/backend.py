@@ -20,6 +20,8 @@ class Backend(ABC):
     """What the engine must give."""
     gives: ClassVar[frozenset[Capability]] = frozenset()
     """What it changes."""
+    serves: ClassVar[bool] = False
+    """Whether it serves the policy itself while it trains, from `--model`; the run then starts no engine."""
     formats: ClassVar[tuple[str, ...]] = ()
     """The formats in which `export` writes, the default first."""
 

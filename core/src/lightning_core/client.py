@@ -61,6 +61,11 @@ class Client:
         self._timeout = timeout
         self._http: aiohttp.ClientSession | None = None
 
+    @property
+    def token(self) -> str:
+        """The token that it was made with."""
+        return self._token
+
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}"},

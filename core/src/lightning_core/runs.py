@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lightning_core.errors import LightningError
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.records import Json, Record
 from lightning_core.rollout import Budget, Cause, Mode
@@ -163,6 +164,15 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     are not run again. None numbers them in the order of the requests for the task."""
 
 
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer in a process of its own needs to speak with the run's server."""
+
+    url: str
+    """The server's address."""
+    token: str
+    """An admin's token. Never stored or logged."""
+
+
 class Run(ABC):
     """One optimisation or evaluation: what a backend may ask of the core."""
 
@@ -186,6 +196,21 @@ class Run(ABC):
             quorum: share of all the rollouts that must have ended; the rest is then cancelled, and is among the
                 traces with the cause `cancelled`.
         """
+
+    def delegate(self, settled: Callable[[Trace], None]) -> Access:
+        """Let a trainer in another process enqueue rollouts of this run's tasks, and read what became of them.
+
+        From now on every rollout of the run that ends is graded, told to plugins and counted, whoever enqueued it.
+
+        Args:
+            settled: called in the run's event loop with each graded trace, but for those that an earlier start of the
+                run has told already. Must return at once and not raise.
+        """
+        raise NotImplementedError("this run cannot be delegated")
+
+    async def failed(self) -> LightningError:
+        """Wait until the run cannot go on; why not. For a backend that waits for something else than rollouts."""
+        raise NotImplementedError("this run does not tell of its failure")
 
     @abstractmethod
     async def publish(self, folder: Path, *, version: int) -> None:

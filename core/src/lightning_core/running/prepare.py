@@ -126,16 +126,22 @@ async def prepare(
     adapter = _check_agent(agent, spec, command, config, options.get("adapter"), server, plugins)
     reward = _find_reward(options.get("reward"), plugins)
     model = options.get("model")
-    served = create_engine(model, options.get("engine"), plugins)
+    backend = None if optimize is None else find_backend(optimize.backend, plugins)
+    itself = backend is not None and backend.serves
+    if backend is not None and itself and options.get("engine") is not None:
+        raise UsageError(
+            f"engine `{options.get('engine')}`: backend `{backend.name}` serves the policy itself; leave `--engine` out"
+        )
+    served = None if itself else create_engine(model, options.get("engine"), plugins)
     chosen = load_tasks(
         tasks, fields=options.get("fields"), split=split, limit=options.get("limit")
     )
     if val is not None:
         chosen += _validation(load_tasks(val, fields=options.get("fields")), chosen)
-    mode, answering = (Mode.VAL if served else Mode.OBSERVE), model
-    if server is not None and served is None:
+    mode, answering = (Mode.VAL if served or itself else Mode.OBSERVE), model
+    if server is not None and served is None and not itself:
         mode, answering = await _served_elsewhere(server, admin_token(server, token))
-    if served is None and validation is not None:
+    if served is None and not itself and validation is not None:
         raise UsageError(f"sampling: needs `model`; {who_samples(server)}")
     bounded = SamplingPolicy(temperature=0.0, max_tokens=DEFAULT_MAX_TOKENS)
     config = msgspec.structs.replace(
@@ -152,10 +158,9 @@ async def prepare(
         workers=0 if live else config.workers,
     )
     engine_options = dict(options.get("engine_options") or {})
-    if optimize is not None:
-        backend = find_backend(optimize.backend, plugins)
+    if backend is not None:
         check_optimization(config, chosen)
-        if served is None:
+        if model is None or (served is None and not itself):
             raise UsageError(
                 f"backend `{backend.name}`: needs a model to train or serve; give it with `--model`"
             )
@@ -164,7 +169,7 @@ async def prepare(
         engine_options = {**backend.engine_options(config), **engine_options}
     if served is not None:
         gives = served.check(engine_options)
-        if optimize is not None:
+        if backend is not None and optimize is not None:
             _check_engine(backend, gives, served.name, optimize)
     folder, config = _open_folder(
         Path(options.get("runs") or settings.runs), options.get("name"),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,13 @@ from typing import Any, Final
 from lightning_core.capability import Capability, require
 from lightning_core.client import Client, WorkerEnd
 from lightning_core.engine import Endpoint, Engine
-from lightning_core.errors import CapabilityError, EngineError, LightningError, WireError
+from lightning_core.errors import (
+    CapabilityError,
+    EngineError,
+    FormatError,
+    LightningError,
+    WireError,
+)
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.plugins import Plugins
@@ -23,7 +29,7 @@ from lightning_core.rollout import Cause, Rollout, RolloutStatus
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.running.progress import Progress, ProgressListener
 from lightning_core.running.scoring import Scoring
-from lightning_core.runs import RolloutRequest, Run, RunConfig
+from lightning_core.runs import Access, RolloutRequest, Run, RunConfig
 from lightning_core.task import Task
 from lightning_core.trace import Trace
 from lightning_core.wire import Event, EventKind, ServedPolicy
@@ -116,7 +122,9 @@ class ServedRun(Run):
         self._grading: set[asyncio.Task[None]] = set()
         self._graders = asyncio.Semaphore(_GRADERS)
         self._watching: list[asyncio.Task[None]] = []
+        self._settled: Callable[[Trace], None] | None = None
         self._failure: LightningError | None = None
+        self._over = asyncio.Event()
         self._patience = Patience(patience, self._note)
         self._scoring = Scoring(client, self._patience, plugins, folder.path, reward)
         self._engine: Engine | None = None
@@ -191,6 +199,18 @@ class ServedRun(Run):
     async def reread(self, traces: Sequence[Trace]) -> list[Trace]:
         """The same traces as the store has them now, with rewards that have come since."""
         return list(await asyncio.gather(*map(self._scoring.reread, traces)))
+
+    def delegate(self, settled: Callable[[Trace], None]) -> Access:
+        """Settle every rollout of the run that ends, whoever enqueued it; where the server is."""
+        self._settled = settled
+        self._watching.append(asyncio.create_task(self._unless_it_fails(self._resync())))
+        return Access(url=self._client.url, token=self._client.token)
+
+    async def failed(self) -> LightningError:
+        """Wait until the run cannot go on; why not."""
+        await self._over.wait()
+        assert self._failure is not None
+        return self._failure
 
     async def publish(self, folder: Path, *, version: int) -> None:
         """Serve the weights in `folder` as policy `version`: pause, drain, load, resume.
@@ -453,12 +473,16 @@ class ServedRun(Run):
             after = page[-1].id
 
     def _take(self, rollout_id: str) -> None:
-        if rollout_id not in self._open or rollout_id in self._taken:
+        if rollout_id in self._taken:
+            return
+        if rollout_id in self._open:
+            work = self._settle(*self._open[rollout_id])
+        elif self._settled is not None and not self._scoring.has_told(rollout_id):
+            work = self._settle_foreign(rollout_id, self._settled)
+        else:
             return
         self._taken.add(rollout_id)
-        grading = asyncio.create_task(
-            self._unless_it_fails(self._settle(*self._open[rollout_id])), name=f"grade {rollout_id}"
-        )
+        grading = asyncio.create_task(self._unless_it_fails(work), name=f"grade {rollout_id}")
         self._grading.add(grading)
         grading.add_done_callback(self._grading.discard)
 
@@ -469,6 +493,23 @@ class ServedRun(Run):
         self._tell()
         if not future.done():
             future.set_result(trace)
+
+    async def _settle_foreign(self, rollout_id: str, settled: Callable[[Trace], None]) -> None:
+        """Settle a rollout that another process enqueued."""
+        self.progress.total += 1
+        async with self._graders:
+            try:
+                rollout = (await self._patience.ask(lambda: self._client.trace(rollout_id))).rollout
+                task = self._known[rollout.task_id]
+            except (WireError, FormatError, KeyError) as error:
+                if isinstance(error, WireError) and error.status is None:
+                    raise
+                log.warning("rollout `%s`: cannot be graded: %s", rollout_id, error)
+                return
+            trace = await self._scoring.settle(rollout, task)
+        self.progress.add(trace)
+        settled(trace)
+        self._tell()
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -484,6 +525,7 @@ class ServedRun(Run):
     def _fail(self, error: LightningError) -> None:
         """Let every rollout that is waited for, now and later, fail with the first error."""
         self._failure = self._failure or error
+        self._over.set()
         self._patience.end(self._failure)
         for _, future in self._open.values():
             if not future.done():

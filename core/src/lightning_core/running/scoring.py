@@ -65,6 +65,10 @@ class Scoring:
         self._tell_plugins(trace)
         return trace
 
+    def has_told(self, rollout_id: str) -> bool:
+        """Whether an earlier start of the run has told plugins of a rollout."""
+        return rollout_id in self._told
+
     async def reread(self, trace: Trace) -> Trace:
         """The trace as the store has it now; as it was where it cannot be read.
 

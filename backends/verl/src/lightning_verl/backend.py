@@ -1,0 +1,297 @@
+"""The backend `verl`: reinforcement learning by verl's own trainer, which runs in an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from lightning_core.backend import Backend
+from lightning_core.capability import Capability
+from lightning_core.client import Client
+from lightning_core.errors import EngineError, LightningError, UsageError
+from lightning_core.folder import RunFolder
+from lightning_core.learn.compare import paired_gain
+from lightning_core.rollout import Mode
+from lightning_core.runs import Access, Artifact, Run, RunConfig
+from lightning_verl import environment
+from lightning_verl.config import CHECKPOINTS, METRICS, Plan, overrides, plan_of
+from lightning_verl.dataset import write_rows
+from lightning_verl.job import AGENT_LOOP, CPU_PLATFORM, Done, Failed, Job, Platform, Progress
+from lightning_verl.metrics import MetricsFile, StepMetrics
+from lightning_verl.process import TrainerProcess
+from lightning_verl.steps import Steps, renamed
+
+_LOOK: Final = 0.5
+_LATEST: Final = "latest_checkpointed_iteration.txt"
+_STEP_KEY: Final = "training/global_step"
+"""What verl's line of a step has, and that of a validation before the first has not."""
+_WITHDRAW_SECONDS: Final = 10.0
+
+
+class State(msgspec.Struct, kw_only=True):
+    """What `run.save` keeps; the weights are in verl's own checkpoints."""
+
+    backend: str = "verl"
+    """Whose state it is."""
+    python: str = ""
+    """The Python of the verl environment, for `export`."""
+    step: int = 0
+    """Steps that are done."""
+    vals: dict[str, dict[str, list[float]]] = msgspec.field(default_factory=dict)
+    """Rewards of validation by step and task."""
+
+
+class VerlBackend(Backend):
+    """Starts verl in its environment, lets it enqueue rollouts on the run's server, and watches it."""
+
+    name: ClassVar[str] = "verl"
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.WEIGHTS_IN_PLACE}
+    )
+    gives: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINS_WEIGHTS})
+    serves: ClassVar[bool] = True
+    formats: ClassVar[tuple[str, ...]] = ("hf",)
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse what cannot be, and an environment that lacks something.
+
+        Raises:
+            UsageError: the message says what may be given, or how to make the environment.
+        """
+        environment.check(environment.find_python(plan_of(config).python))
+
+    async def optimize(self, run: Run) -> Artifact:
+        """Train by verl until it has done its steps; it resumes from its own checkpoints.
+
+        Raises:
+            UsageError: there are no tasks to train on, or the environment lacks something.
+            EngineError: the trainer failed; the message says why and where its log is.
+            LightningError: the run failed, such as for want of workers.
+        """
+        plan = plan_of(run.config)
+        python = environment.find_python(plan.python)
+        folder = (run.folder / "verl").resolve()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        train, val = await run.tasks("train"), await run.tasks("val")
+        if not train:
+            raise UsageError(
+                "tasks: there are none to train on; expected some of the split `train`"
+            )
+        write_rows(folder / "train.jsonl", train, Mode.TRAIN, at_least=plan.asked.batch_size)
+        write_rows(folder / "val.jsonl", val or train, Mode.VAL, kind=plan.asked.val_by)
+        loop = [{"name": AGENT_LOOP, "_target_": "lightning_verl.trainer.agent_loop.RolloutLoop"}]
+        # JSON is YAML too.
+        (folder / "agent_loop.yaml").write_bytes(msgspec.json.encode(loop) + b"\n")
+        steps = Steps(plan.asked)
+        access = run.delegate(steps.add)
+        job = Job(
+            run=run.config.name,
+            url=access.url,
+            token=access.token,
+            overrides=overrides(
+                plan, run.config, folder,
+                train=folder / "train.jsonl", val=folder / "val.jsonl", validates=bool(val),
+                resumes=(folder / CHECKPOINTS / _LATEST).is_file(),
+            ),
+            train=run.config.sampling,
+            val=run.config.validation,
+            timeout=run.config.timeout,
+            max_attempts=run.config.max_attempts,
+            budget=run.config.budget,
+            train_agents=plan.asked.train_agents,
+            allow_retokenized=plan.asked.allow_retokenized,
+            grading_timeout=plan.grading_timeout,
+            platform=plan.platform,
+        )  # fmt: skip
+        watch = _Watch(run, steps, MetricsFile(folder / METRICS), python)
+        env = _environ(plan, python, folder / METRICS)
+        run.say("starting verl")
+        try:
+            async with TrainerProcess(
+                python, job, log=RunFolder(run.folder).logs / "verl.log", env=env
+            ) as process:
+                await watch.until_done(process)
+        finally:
+            await _withdraw(access, run.config.name)
+        return watch.artifact()
+
+    def export(self, folder: Path, *, format: str, output: Path) -> Path:
+        """Write the newest checkpoint as a Hugging Face folder, by verl's own merger.
+
+        Raises:
+            UsageError: there is no checkpoint yet, the environment is gone, or the output is there already.
+            EngineError: the merger failed.
+        """
+        state = _state(RunFolder(folder).load_state(), folder.name)
+        actor = newest_checkpoint(folder) / "actor"
+        python = environment.find_python(state.python or None)
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise UsageError(f"output {str(output)!r}: is there already and not an empty folder")
+        done = subprocess.run(
+            [str(python), "-m", "verl.model_merger", "merge", "--backend", "fsdp",
+             "--local_dir", str(actor.resolve()), "--target_dir", str(output.resolve())],
+            capture_output=True, text=True, env=environment.environ(),
+        )  # fmt: skip
+        if done.returncode:
+            raise EngineError(
+                f"export: verl's merger failed with status {done.returncode}:\n{done.stderr[-2000:]}"
+            )
+        return output
+
+
+class _Watch:
+    """Follows the trainer, and logs each step."""
+
+    def __init__(self, run: Run, steps: Steps, metrics: MetricsFile, python: Path) -> None:
+        self._run = run
+        self._steps = steps
+        self._metrics = metrics
+        self._state = _state(run.load(), run.config.name)
+        self._state.python = str(python)
+
+    async def until_done(self, process: TrainerProcess) -> None:
+        """Until the trainer has done its steps.
+
+        Raises:
+            LightningError: the trainer or the run failed.
+        """
+        reporting = asyncio.ensure_future(self._report(process))
+        tailing = asyncio.ensure_future(self._tail())
+        failing = asyncio.ensure_future(self._run.failed())
+        every: list[asyncio.Future[Any]] = [reporting, tailing, failing]
+        try:
+            await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                raise failing.result()
+            if tailing.done():
+                tailing.result()
+            reporting.result()
+        finally:
+            for each in every:
+                each.cancel()
+            await asyncio.gather(*every, return_exceptions=True)
+            # What was learnt before a failure is known of it too.
+            await self._take_lines()
+
+    async def _report(self, process: TrainerProcess) -> None:
+        done = False
+        async for report in process.reports():
+            match report:
+                case Progress(text=text):
+                    self._run.say(text)
+                case Failed(message=message):
+                    raise EngineError(
+                        f"backend `verl`: {message}\nits log is {str(process.log)!r}; once it is mended, go on with `--resume`"
+                    )
+                case Done():
+                    done = True
+        if not done:
+            raise EngineError(
+                f"backend `verl`: the trainer ended before its steps were done; the end of {str(process.log)!r}:\n"
+                f"{process.tail()}"
+            )
+
+    async def _tail(self) -> None:
+        while True:
+            await self._take_lines()
+            await asyncio.sleep(_LOOK)
+
+    async def _take_lines(self) -> None:
+        for line in self._metrics.read():
+            await self._take(line)
+
+    async def _take(self, line: StepMetrics) -> None:
+        run, state = self._run, self._state
+        found, rewards = self._steps.validation(line.step)
+        if rewards:
+            state.vals[str(line.step)] = rewards
+        if _STEP_KEY in line.data:
+            numbers = {**self._steps.line(line.step), **renamed(line.data), "version": line.step}
+            state.step = max(state.step, line.step)
+            run.save(msgspec.to_builtins(state))
+            await run.log(numbers, step=line.step)
+        else:
+            run.save(msgspec.to_builtins(state))
+        if found:
+            await run.log(found, step=line.step)
+        asked = run.config.optimize
+        assert asked is not None
+        if line.step < asked.steps:
+            run.say(f"step {line.step + 1}: rollouts, then learning")
+
+    def artifact(self) -> Artifact:
+        """What the run has come to."""
+        run, state = self._run, self._state
+        metrics: dict[str, Any] = {"steps": state.step, "version": state.step}
+        if len(state.vals) > 1:
+            first, *_, last = sorted(state.vals, key=int)
+            gain = paired_gain(state.vals[first], state.vals[last])
+            if gain is not None:
+                metrics["val"] = msgspec.to_builtins(gain)
+        return Artifact(
+            kind="checkpoint",
+            path=str(newest_checkpoint(run.folder).relative_to(run.folder)),
+            apply=f"lightning-core export --run {run.config.name} --format hf --output DIR, then"
+            " lightning-core serve --model DIR",
+            metrics=metrics,
+        )
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """verl's newest whole checkpoint in a run's folder.
+
+    Raises:
+        UsageError: there is none yet.
+    """
+    checkpoints = folder / "verl" / CHECKPOINTS
+    try:
+        step = int((checkpoints / _LATEST).read_text())
+    except (OSError, ValueError):
+        raise UsageError(
+            f"run `{folder.name}`: has no checkpoint of verl's yet; it writes one every `--save-every` steps"
+        ) from None
+    return checkpoints / f"global_step_{step}"
+
+
+def _state(saved: dict[str, Any] | None, run: str) -> State:
+    if saved is None:
+        return State()
+    try:
+        if saved.get("backend") != "verl":
+            raise UsageError(f"run `{run}`: its state is not backend `verl`'s")
+        return msgspec.convert(saved, State)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"run `{run}`: its state is not backend `verl`'s: {error}") from error
+
+
+def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:
+    defaults = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    env = environment.environ()
+    # vLLM and Triton call programs of their environment by name.
+    ours = {
+        "PATH": f"{python.parent}{os.pathsep}{env.get('PATH', os.defpath)}",
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+    }
+    if plan.platform is Platform.CPU:
+        defaults |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+        # verl registers its FSDP engine for two kinds of devices, of which a processor is none.
+        ours |= {"VERL_PLATFORM": CPU_PLATFORM, "VERL_ENGINE_DEVICE": "cuda"}
+    return {**defaults, **env, **ours}
+
+
+async def _withdraw(access: Access, run: str) -> None:
+    """Let the server forget the run's policy, whose replicas have ended."""
+    with contextlib.suppress(LightningError, TimeoutError):
+        async with asyncio.timeout(_WITHDRAW_SECONDS), Client(access.url, access.token) as client:
+            await client.drop_policy(run)

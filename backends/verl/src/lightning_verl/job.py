@@ -1,0 +1,79 @@
+"""Job: what the light half tells the trainer process, and what it hears of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from lightning_core.rollout import Budget
+from lightning_core.sampling import SamplingPolicy
+
+AGENT_LOOP = "lightning_core"
+"""The name under which verl knows our agent loop."""
+TRAINER = "lightning_core"
+"""The name under which verl knows our trainer."""
+CPU_PLATFORM = "lightning_cpu"
+"""The name under which verl knows our platform, as in `VERL_PLATFORM`."""
+
+
+class Platform(StrEnum):
+    """What the trainer computes on."""
+
+    ACCELERATOR = "accelerator"
+    """What verl finds: CUDA, ROCm, NPU."""
+    CPU = "cpu"
+    """Processors only, with our own platform plugin: for tests and proofs."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer is to do. Holds a token: sent over a pipe, never written or logged."""
+
+    run: str
+    """The run's name."""
+    url: str
+    """The server's address."""
+    token: str
+    """An admin's token."""
+    overrides: tuple[str, ...]
+    """Hydra overrides of verl's `ppo_trainer` configuration, later ones first in rank."""
+    train: SamplingPolicy
+    """How the policy is sampled in rollouts to learn from."""
+    val: SamplingPolicy
+    """How it is sampled in validation."""
+    timeout: float
+    """Seconds that one attempt may take."""
+    max_attempts: int
+    """How many attempts one rollout may have."""
+    budget: Budget = Budget()
+    """What each attempt may use of the model."""
+    train_agents: str | None = None
+    """Whose calls are learnt from: a regular expression over whole labels; None is all."""
+    allow_retokenized: bool = False
+    """Whether re-made token ids may be learnt from."""
+    grading_timeout: float = 600.0
+    """Seconds for which the reward of a rollout that has ended is waited for."""
+    platform: Platform = Platform.ACCELERATOR
+    """What is computed on."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", tag_field="kind"):
+    """The trainer has come to something new."""
+
+    text: str
+    """What is being done now, for a person."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="kind"):
+    """The trainer cannot go on."""
+
+    message: str
+    """Why, and what to do."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="kind"):
+    """All steps are done."""
+
+
+Report = Progress | Failed | Done
+"""A line that the trainer writes to its standard output, as JSON."""

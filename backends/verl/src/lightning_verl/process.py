@@ -1,0 +1,120 @@
+"""The trainer process: started in the verl environment, heard, and ended whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightning_core.errors import EngineError
+from lightning_verl.job import Job, Report
+
+GRACE: Final = 20.0
+"""Seconds that the trainer has to end Ray before it is ended."""
+TAIL: Final = 20
+"""Lines of the log that an error carries."""
+_LINE: Final = 1 << 20
+
+
+class TrainerProcess:
+    """One trainer. Its standard input is its lifeline: it ends when this process does, however that comes.
+
+    It leads a session of its own, so that Ctrl+C reaches this process alone, and so that whatever it starts, Ray's
+    processes too, can be found and ended.
+    """
+
+    def __init__(self, python: Path, job: Job, *, log: Path, env: Mapping[str, str]) -> None:
+        """
+        Args:
+            python: the Python of the verl environment.
+            job: what it is to do.
+            log: the file to which all that it and Ray say is appended.
+            env: its environment.
+        """
+        self.log = log
+        self._python = python
+        self._job = job
+        self._env = env
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
+
+    async def __aenter__(self) -> TrainerProcess:
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as file:
+            self._process = await asyncio.create_subprocess_exec(
+                str(self._python), "-m", "lightning_verl.trainer",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file,
+                start_new_session=True, env=dict(self._env), limit=_LINE,
+            )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(self._job) + b"\n")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(asyncio.ensure_future(self._stop()))
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """What it reports, until it ends.
+
+        Raises:
+            EngineError: it ended with an error that it did not report; the message has the end of its log.
+        """
+        assert self._process is not None
+        assert self._process.stdout is not None
+        decode = msgspec.json.Decoder(Report).decode
+        while line := await self._process.stdout.readline():
+            try:
+                report: Report = decode(line)
+            except msgspec.MsgspecError:
+                # A library that writes to the descriptor itself; the log is where it should have gone.
+                with self.log.open("ab") as file:
+                    file.write(line)
+                continue
+            yield report
+        code = await self._process.wait()
+        if code:
+            how = f"signal {-code}" if code < 0 else f"status {code}"
+            raise EngineError(
+                f"backend `verl`: the trainer ended with {how}; the end of {str(self.log)!r}:\n{self.tail()}"
+            )
+
+    def tail(self, lines: int = TAIL) -> str:
+        """The last lines that it logged."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._log_start, self.log.stat().st_size - 64 * 1024))
+            text = file.read().decode(errors="replace")
+        return "\n".join(text.replace("\r", "\n").splitlines()[-lines:])
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    await process.wait()
+        _end_session(process.pid)
+        await process.wait()
+
+
+def _end_session(leader: int) -> None:
+    """End what is left of a session: Ray and vLLM give some of their processes groups of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    proc = Path("/proc")
+    if not proc.is_dir():
+        return
+    for entry in proc.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(int(entry.name)) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)

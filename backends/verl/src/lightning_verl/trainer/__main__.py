@@ -1,0 +1,180 @@
+"""`python -m lightning_verl.trainer`: runs verl's trainer; reads the job from standard input, reports on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from lightning_core.errors import LightningError
+from lightning_verl.job import Done, Failed, Job, Platform, Progress, Report
+
+_GRACE: Final = 15.0
+_LONGEST: Final = 4000
+
+
+class _Stop(BaseException):
+    """We are to end."""
+
+
+def main() -> int:
+    """Train; the exit status."""
+    reports = _claim_stdout()
+    job = _read_job()
+    _end_with_parent()
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        _train(job, reports)
+    except _Stop:
+        return 1
+    except LightningError as error:
+        _report(reports, Failed(message=str(error)))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        _report(reports, Failed(message=explain(error)))
+        return 1
+    finally:
+        _end_ray()
+    _report(reports, Done())
+    return 0
+
+
+def _train(job: Job, reports: BinaryIO) -> None:
+    _report(reports, Progress(text="loading verl"))
+    from lightning_verl.trainer import private, task_runner
+
+    private.check()
+    if job.platform is Platform.CPU:
+        _check_platform()
+    config = _config(job)
+    from verl.trainer.main_ppo import run_ppo
+
+    _report(reports, Progress(text="starting Ray, the trainer and vLLM"))
+    run_ppo(config, task_runner_class=task_runner.make(job))
+
+
+def _config(job: Job) -> Any:
+    """verl's configuration, checked by verl.
+
+    Raises:
+        LightningError: verl has no such key, or refuses a combination.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    from lightning_verl.trainer import private
+
+    try:
+        with initialize_config_dir(config_dir=private.config_folder(), version_base=None):
+            config = compose(config_name="ppo_trainer", overrides=list(job.overrides))
+        validate_config(
+            config=config,
+            use_reference_policy=need_reference_policy(config),
+            use_critic=need_critic(config),
+        )
+    except (HydraException, ValueError, AssertionError) as error:
+        raise LightningError(
+            f"verl refuses its configuration: {error}; a key that verl does not have in its files is given as"
+            " `--set +KEY=VALUE`"
+        ) from error
+    return config
+
+
+def _check_platform() -> None:
+    from verl.plugin.platform import get_platform
+
+    if get_platform().device_name != "cpu":
+        raise LightningError(
+            f"platform `cpu`: verl took `{get_platform().device_name}`; its entry points are turned off by"
+            " `VERL_USE_EXTERNAL_PLUGINS`, or `lightning-verl` is not installed in the verl environment"
+        )
+
+
+_HINTS: Final = {
+    "no materializable trajectories": "no rollout of the step could be learnt from: none was scored, or no two of one task."
+    " `lightning-core show RUN` says how they ended, and the log above which were left out",
+    "out of memory": "memory ran out; lower `actor_rollout_ref.rollout.gpu_memory_utilization` or"
+    " `actor_rollout_ref.actor.ppo_max_token_len_per_gpu`, or offload with"
+    " `actor_rollout_ref.actor.fsdp_config.param_offload=true`",
+    "OutOfMemoryError": "Ray ended a process since this machine's memory ran out; take fewer rollouts a step, a smaller"
+    " model or a larger machine",
+}
+"""What an error's text holds, and what to do about it."""
+
+
+def explain(error: Exception) -> str:
+    """An error for a person, with the next step where it is known."""
+    # Ray's hold the whole remote traceback, and what was raised there as `cause`.
+    inner = getattr(error, "cause", None) or error
+    text = f"{type(inner).__name__}: {inner}".strip()
+    if len(text) > _LONGEST:
+        text = "… " + text[-_LONGEST:]
+    hints = [hint for sign, hint in _HINTS.items() if sign in f"{type(inner).__name__} {error}"]
+    return "\n".join([text, *hints])
+
+
+def _claim_stdout() -> BinaryIO:
+    """Our own handle of standard output; all that libraries print goes to standard error, the log."""
+    own = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.set_inheritable(own.fileno(), False)
+    os.dup2(2, 1)
+    return own
+
+
+def _read_job() -> Job:
+    line = b""
+    while not line.endswith(b"\n") and (part := os.read(0, 4096)):
+        line += part
+    return msgspec.json.decode(line, type=Job)
+
+
+def _end_with_parent() -> None:
+    """Watch our standard input, which closes when the parent ends."""
+    lifeline = os.dup(0)
+    os.set_inheritable(lifeline, False)
+    # What we start must not hold the lifeline.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+    def watch() -> None:
+        while os.read(lifeline, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(_GRACE)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="lifeline").start()
+
+
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise _Stop
+
+
+def _end_ray() -> None:
+    """Leave Ray: one that we started ends with it, one that we joined loses our actors."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+
+
+def _report(reports: BinaryIO, report: Report) -> None:
+    # The parent may be gone, and with it the pipe; the lifeline then ends this process.
+    with contextlib.suppress(BrokenPipeError):
+        reports.write(msgspec.json.encode(report) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

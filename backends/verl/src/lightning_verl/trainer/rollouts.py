@@ -1,0 +1,125 @@
+"""Rollouts on the run's server: enqueued, waited for, and read once they are graded. Imports neither verl nor torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from lightning_core.client import Client
+from lightning_core.errors import WireError
+from lightning_core.reward import RewardScope
+from lightning_core.rollout import Rollout
+from lightning_core.running.patience import PATIENCE, Patience
+from lightning_core.trace import Trace
+from lightning_core.wire import EventKind
+
+log = logging.getLogger("lightning_verl.trainer")
+
+_LOOK_SECONDS: Final = 15.0
+"""Seconds after which a rollout that no event has told of is looked at."""
+_SHORTEST: Final = 0.05
+_LONGEST: Final = 1.0
+
+
+class Rollouts:
+    """Runs groups of rollouts. One for each event loop.
+
+    Args:
+        client: open, with an admin's token.
+        run: the run's name.
+        grading_timeout: seconds for which a reward is waited for.
+    """
+
+    def __init__(self, client: Client, run: str, *, grading_timeout: float) -> None:
+        self._client = client
+        self._run = run
+        self._grading_timeout = grading_timeout
+        self._patience = Patience(PATIENCE, lambda text: log.info("%s", text) if text else None)
+        self._ended: dict[str, asyncio.Event] = {}
+        self._groups: dict[str, tuple[asyncio.Task[list[Trace]], int]] = {}
+        self._following: asyncio.Task[None] | None = None
+
+    async def group(self, rollouts: Sequence[Rollout]) -> list[Trace]:
+        """The graded traces of a group, in order. Each of the group's rollouts may ask; it is run once.
+
+        Raises:
+            WireError: the server refused, or stayed away.
+        """
+        key = rollouts[0].group or rollouts[0].id
+        task, left = self._groups.get(key) or (
+            asyncio.create_task(self._run_group(rollouts)),
+            len(rollouts),
+        )
+        self._groups[key] = (task, left - 1)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if not self._groups.get(key, (task, 0))[1]:
+                self._groups.pop(key, None)
+
+    async def _run_group(self, rollouts: Sequence[Rollout]) -> list[Trace]:
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow())
+        for rollout in rollouts:
+            self._ended[rollout.id] = asyncio.Event()
+        try:
+            new = await self._patience.ask(lambda: self._client.enqueue(rollouts))
+            if new < len(rollouts):
+                # Known from before a restart: some may have ended, which no event will tell.
+                for rollout in rollouts:
+                    self._ended[rollout.id].set()
+            return list(await asyncio.gather(*(self._graded(each.id) for each in rollouts)))
+        finally:
+            for rollout in rollouts:
+                self._ended.pop(rollout.id, None)
+
+    async def _graded(self, rollout_id: str) -> Trace:
+        """The trace once the rollout has ended and the run has graded it; or as it is, where that takes too long."""
+        loop = asyncio.get_running_loop()
+        ended = self._ended[rollout_id]
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await ended.wait()
+            except TimeoutError:
+                pass  # An event may have been missed, or told before the rollout was enqueued anew.
+            trace = await self._trace(rollout_id)
+            if trace.rollout.status.ended:
+                break
+            ended.clear()
+        pause, until = _SHORTEST, loop.time() + self._grading_timeout
+        while not any(reward.scope is RewardScope.ROLLOUT for reward in trace.rewards):
+            if loop.time() > until:
+                log.warning(
+                    "rollout `%s`: has no reward %g s after its end; it is left out",
+                    rollout_id, self._grading_timeout,
+                )  # fmt: skip
+                break
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST)
+            trace = await self._trace(rollout_id)
+        return trace
+
+    async def _trace(self, rollout_id: str) -> Trace:
+        return await self._patience.ask(lambda: self._client.trace(rollout_id))
+
+    async def _follow(self) -> None:
+        after = 0
+        while True:
+            try:
+                events = await self._patience.ask(
+                    lambda after=after: self._client.events(after, run=self._run)  # type: ignore[misc]
+                )
+            except WireError as error:
+                if error.status != 410:
+                    raise
+                after = 0  # The server was started again; each is looked at.
+                for ended in self._ended.values():
+                    ended.set()
+                continue
+            for event in events:
+                after = event.number
+                if event.kind is EventKind.ROLLOUT_ENDED and event.rollout_id in self._ended:
+                    self._ended[event.rollout_id].set()

@@ -1,0 +1,188 @@
+"""verl itself, on this machine's processors: Ray, FSDP2, vLLM, the gateway and an agent that knows of none of it.
+
+Needs the verl environment (`make verl-env`), named by `LIGHTNING_CORE_VERL_PYTHON`; takes minutes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from lightning_core.folder import RunFolder
+from lightning_core.learn import build_samples
+from lightning_core.rollout import Mode
+from lightning_verl import environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+HERE = Path(__file__).parent
+AGENT = '''
+from openai import OpenAI
+
+
+def agent(question):
+    """Two turns over one conversation."""
+    client, messages = OpenAI(), [{"role": "user", "content": question}]
+    for _ in range(2):
+        reply = client.chat.completions.create(model="any", messages=messages)
+        said = reply.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+    return said
+
+
+def score(task, trace):
+    """The share of what was said that is small letters."""
+    said = "".join(call.text for call in trace.calls)
+    return sum(letter.islower() for letter in said) / max(len(said), 1)
+'''
+STEPS, BATCH, GROUP = 2, 2, 2
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, verl_python):
+    """A run of two steps, from the command line."""
+    python = verl_python
+    folder = tmp_path_factory.mktemp("verl")
+    (folder / "agent.py").write_text(AGENT)
+    for name, prefix in (("tasks", "t"), ("val", "v")):
+        lines = [{"id": f"{prefix}{n}", "input": f"Say {prefix} {n}."} for n in range(3)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    subprocess.run(
+        [python, HERE / "make_tiny.py", folder / "tiny"], check=True, env=environment.environ()
+    )
+    given = {
+        "platform": "cpu",
+        "python": str(python),
+        "actor_rollout_ref.actor.optim.lr": "1e-3",
+        "trainer.v1.sampler.custom_sampler.path": str(HERE / "dumping_buffer.py"),
+        "trainer.v1.sampler.custom_sampler.name": "DumpingBuffer",
+        "+trainer.v1.sampler.sampler_kwargs.folder": str(folder),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_core.cli", "optimize", "agent.py:agent", "--tasks", "tasks.jsonl",
+         "--val", "val.jsonl", "--reward", "agent.py:score", "--backend", "verl", "--model", "tiny",
+         "--steps", str(STEPS), "--batch-size", str(BATCH), "--group-size", str(GROUP), "--max-tokens", "12",
+         "--name", "trained", *(word for pair in given.items() for word in ("--set", "=".join(pair)))],
+        cwd=folder, capture_output=True, text=True, timeout=1500,
+        env={k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")},
+    )  # fmt: skip
+    log = folder / "runs/trained/logs/verl.log"
+    tail = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{tail}"
+    return folder, done
+
+
+@pytest.fixture(scope="module")
+def lines(trained):
+    return list(RunFolder(trained[0] / "runs/trained").lines())
+
+
+@pytest.fixture(scope="module")
+def traces(trained):
+    from lightning_core.cli.reading import read_traces
+
+    found = read_traces(str(trained[0] / "runs/trained")).traces
+    return {trace.rollout.id: trace for trace in found}
+
+
+@pytest.fixture(scope="module")
+def batches(trained):
+    """What verl's trainer got, by rollout."""
+    rows = defaultdict(list)
+    for line in (trained[0] / "batches.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        info = row["info"]
+        stem = f"trained:{info['task']}:step-{row['step']}.{info['index']}:{row['session']}"
+        rows[stem].append(row)
+    return {
+        rollout: sorted(each, key=lambda row: int(row["key"].rpartition("_")[2]))
+        for rollout, each in rows.items()
+    }
+
+
+def test_each_step_is_logged_and_the_run_ends_in_a_checkpoint(trained, lines):
+    folder, done = trained
+    steps = [line for line in lines if "reward" in line and "step" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert all(line["rollouts/scored"] == BATCH * GROUP for line in steps)
+    assert [line["step"] for line in lines if "val/reward" in line] == [0, STEPS]
+    assert "validation:" in done.stdout
+    artifact = json.loads((folder / "runs/trained/artifact.json").read_bytes())
+    assert artifact["kind"] == "checkpoint"
+    assert (folder / "runs/trained" / artifact["path"] / "actor").is_dir()
+
+
+def test_verls_batch_is_what_the_gateway_recorded(batches, traces):
+    train = {name for name, trace in traces.items() if trace.rollout.mode is Mode.TRAIN}
+    assert set(batches) == train
+    assert len(train) == STEPS * BATCH * GROUP
+    for name, rows in batches.items():
+        samples = build_samples(traces[name]).samples
+        assert len(rows) == len(samples)
+        for row, sample in zip(rows, samples, strict=True):
+            ids, first = list(sample.token_ids), sample.mask.index(1)
+            assert row["input_ids"] == ids
+            assert (row["prompts"], row["responses"]) == (ids[:first], ids[first:])
+            assert row["response_mask"] == list(sample.mask[first:])
+            assert row["rollout_log_probs"] == pytest.approx(
+                list(sample.logprobs[first:]), rel=1e-6
+            )
+            assert sum(row["rm_scores"]) == pytest.approx(traces[name].reward, rel=1e-6)
+
+
+def test_each_call_has_the_version_of_the_weights_that_answered_it(traces):
+    for trace in traces.values():
+        step = trace.rollout.metadata["step"]
+        expected = step - 1 if trace.rollout.mode is Mode.TRAIN else step
+        assert {call.policy_version for call in trace.calls} == {expected}, trace.rollout.id
+
+
+def test_vllm_and_the_actor_agree_after_an_update_as_before_it(lines):
+    """The head that is tied to the embeddings is where they would part."""
+    steps = [line for line in lines if "loss" in line]
+    assert all(line["update/gradient_norm"] > 0 for line in steps)
+    parted = [line["verl/training/rollout_probs_diff_mean"] for line in steps]
+    assert max(parted) < 1e-5, parted
+
+
+COMPARED = """
+import sys
+from transformers import AutoModelForCausalLM
+first, last = (AutoModelForCausalLM.from_pretrained(name).float().state_dict() for name in sys.argv[1:])
+assert set(first) == set(last), set(first) ^ set(last)
+print(max((last[name] - first[name]).abs().mean().item() for name in first if "q_proj.weight" in name))
+"""
+
+
+def test_what_it_came_to_is_exported_and_has_learnt(trained, verl_python):
+    folder, _ = trained
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_core.cli", "export", "--run", "trained", "--format", "hf", "--output", "hf"],
+        cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    compared = subprocess.run(
+        [verl_python, "-c", COMPARED, "tiny", "hf"],
+        cwd=folder, capture_output=True, text=True, timeout=300, env=environment.environ(),
+    )  # fmt: skip
+    assert compared.returncode == 0, compared.stderr
+    # Two steps of Adam at 1e-3; to write the weights in 16 bits alone would change them by a tenth of that.
+    assert float(compared.stdout) > 5e-4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_is_left_behind(trained):
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(trained[0]).encode() in command:
+                left.append((entry / "cmdline").read_bytes())
+    assert not left
