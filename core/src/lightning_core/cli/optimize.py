@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lightning_core.children import take_token
 from lightning_core.cli import AgentCommand, pairs
+from lightning_core.cli.options import running_options
 from lightning_core.cli.run import reward_of
 from lightning_core.cli.terminal import complete, console
 from lightning_core.learn.compare import Gain
@@ -35,10 +36,6 @@ from lightning_core.sampling import DEFAULT_MAX_TOKENS
 )
 @click.option("--backend", default="local", show_default=True, help="What learns.")
 @click.option("--model", help="The policy: smollm2, a folder, ORGANISATION/NAME.")
-@click.option("--engine", help="The engine that serves --model, where not the obvious one.")
-@click.option(
-    "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
-)
 @click.option(
     "--algorithm",
     default="grpo",
@@ -162,35 +159,7 @@ from lightning_core.sampling import DEFAULT_MAX_TOKENS
     type=click.IntRange(1),
     help="Rollouts at once; by default a whole step's, at most 64.",
 )
-@click.option(
-    "--timeout", type=float, default=600.0, show_default=True, help="Seconds for one attempt."
-)
-@click.option("--max-attempts", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--max-calls", type=click.IntRange(1), help="Model calls that one attempt may make.")
-@click.option("--max-total-tokens", type=click.IntRange(1), help="Tokens that one attempt may use.")
-@click.option("--isolate", is_flag=True, help="One process for each attempt.")
-@click.option(
-    "--workers",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    help="Worker processes; 0, with --server, leaves the work to workers elsewhere.",
-)
-@click.option("--name", help="The run's name.")
-@click.option("--resume", is_flag=True, help="Go on with the run --name, or with the newest one.")
-@click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    callback=pairs,
-    metavar="OURS=THEIRS",
-    help="Where a task's part lies in the source: input=question, expected=answer.",
-)
-@click.option("--split", help="Of --tasks, only this split.")
-@click.option("--limit", type=click.IntRange(1), help="Of --tasks, only the first so many.")
-@click.option(
-    "--server", help="A server that runs elsewhere; its admin token in LIGHTNING_CORE_TOKEN."
-)
+@running_options
 def command(
     agent: str | None,
     tasks: str,

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from lightning_core.agents import load_object
 from lightning_core.children import take_token
-from lightning_core.cli import AgentCommand, pairs
+from lightning_core.cli import AgentCommand
+from lightning_core.cli.options import running_options
 from lightning_core.cli.render import clip, counted, runs_table, summary
 from lightning_core.cli.terminal import complete, console
 from lightning_core.errors import RewardError, UsageError
@@ -33,10 +34,6 @@ _SHOWN = 20
     "--model",
     help="What answers this run's model calls: smollm2, a folder, an address, NAME@address.",
 )
-@click.option("--engine", help="The engine that serves --model, where not the obvious one.")
-@click.option(
-    "--engine-option", "engine_options", multiple=True, callback=pairs, metavar="KEY=VALUE"
-)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="With --model.")
 @click.option("--max-tokens", type=click.IntRange(1), default=DEFAULT_MAX_TOKENS, show_default=True,
               help="With --model: bound of each reply.")  # fmt: skip
@@ -48,26 +45,7 @@ _SHOWN = 20
     show_default=True,
     help="Rollouts for each task.",
 )
-@click.option(
-    "--timeout", type=float, default=600.0, show_default=True, help="Seconds for one attempt."
-)
-@click.option("--max-attempts", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--max-calls", type=click.IntRange(1), help="Model calls that one attempt may make.")
-@click.option("--max-total-tokens", type=click.IntRange(1), help="Tokens that one attempt may use.")
-@click.option("--isolate", is_flag=True, help="One process for each attempt.")
-@click.option("--workers", type=click.IntRange(0), default=1, show_default=True,
-              help="Worker processes; 0, with --server, leaves the work to workers elsewhere.")  # fmt: skip
-@click.option("--name", help="The run's name.")
-@click.option("--resume", is_flag=True, help="Go on with the run --name, by default the newest.")
-@click.option("--field", "fields", multiple=True, callback=pairs, metavar="OURS=THEIRS",
-              help="Where a task's part lies in the source: input=question, expected=answer.")  # fmt: skip
-@click.option("--split", help="Only the tasks of this split.")
-@click.option("--limit", type=click.IntRange(1), help="Only the first so many tasks.")
-@click.option(
-    "--server",
-    help="A server that runs elsewhere; its admin token in LIGHTNING_CORE_TOKEN. With --model this run alone uses the"
-    " model, which the server must be able to reach.",
-)
+@running_options
 def command(
     agent: str | None,
     tasks: str,

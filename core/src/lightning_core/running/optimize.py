@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Any, Unpack
 
@@ -12,14 +11,11 @@ import msgspec
 from lightning_core import trackers
 from lightning_core.capability import require
 from lightning_core.errors import UsageError
-from lightning_core.folder import RunFolder
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.running.launch import launched
 from lightning_core.running.prepare import RunOptions, TaskSource, find_backend, prepare
-from lightning_core.runs import Artifact, OptimizeResult
+from lightning_core.runs import OptimizeResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
-
-log = logging.getLogger("lightning_core.run")
 
 
 async def optimize(
@@ -108,18 +104,3 @@ def optimize_sync(
     raise UsageError(
         "optimize_sync: an event loop runs in this thread already; use `await lightning_core.optimize(…)`"
     )
-
-
-def read_artifact(folder: RunFolder) -> Artifact:
-    """The artifact that a run ended in.
-
-    Raises:
-        UsageError: the run has not ended in one.
-    """
-    path = folder.path / "artifact.json"
-    if not path.is_file():
-        raise UsageError(
-            f"run `{folder.path.name}`: has ended in no artifact yet; go on with `lightning-core optimize … --resume"
-            f" --name {folder.path.name}`"
-        )
-    return Artifact.from_json(path.read_bytes())
