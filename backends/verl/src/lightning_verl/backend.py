@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -16,9 +17,10 @@ from lightning_core.capability import Capability
 from lightning_core.client import Client
 from lightning_core.errors import EngineError, LightningError, UsageError
 from lightning_core.folder import RunFolder
-from lightning_core.learn.compare import paired_gain
+from lightning_core.learn.validation import compared
 from lightning_core.rollout import Mode
 from lightning_core.runs import Access, Artifact, Run, RunConfig
+from lightning_core.task import Task
 from lightning_verl import environment
 from lightning_verl.config import CHECKPOINTS, METRICS, Plan, overrides, plan_of
 from lightning_verl.dataset import write_rows
@@ -119,7 +121,7 @@ class VerlBackend(Backend):
                 await watch.until_done(process)
         finally:
             await _withdraw(access, run.config.name)
-        return watch.artifact()
+        return watch.artifact(val)
 
     def export(self, folder: Path, *, format: str, output: Path) -> Path:
         """Write the newest checkpoint as a Hugging Face folder, by verl's own merger.
@@ -225,15 +227,16 @@ class _Watch:
         if line.step < asked.steps:
             run.say(f"step {line.step + 1}: rollouts, then learning")
 
-    def artifact(self) -> Artifact:
-        """What the run has come to."""
+    def artifact(self, tasks: Sequence[Task]) -> Artifact:
+        """What the run has come to, by its validation tasks."""
         run, state = self._run, self._state
-        metrics: dict[str, Any] = {"steps": state.step, "version": state.step}
-        if len(state.vals) > 1:
-            first, *_, last = sorted(state.vals, key=int)
-            gain = paired_gain(state.vals[first], state.vals[last])
-            if gain is not None:
-                metrics["val"] = msgspec.to_builtins(gain)
+        asked = run.config.optimize
+        assert asked is not None
+        metrics = {
+            "steps": state.step,
+            "version": state.step,
+            **compared(state.vals, tasks, asked.val_by),
+        }
         return Artifact(
             kind="checkpoint",
             path=str(newest_checkpoint(run.folder).relative_to(run.folder)),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_core.learn import LearningRules, SampleRules, make_step
+from lightning_core.learn.validation import rewards_by_task, validation_line
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.rollout import Mode
 from lightning_core.trace import Trace
@@ -50,16 +51,7 @@ class Steps:
         traces = self._val.pop(step, [])
         if not traces:
             return {}, {}
-        by_task: dict[str, list[float]] = {}
-        for trace in traces:
-            values = by_task.setdefault(trace.task.id, [])
-            if trace.reward is not None:
-                values.append(trace.reward)
-        scored = [value for values in by_task.values() for value in values]
-        line: dict[str, Any] = {"val/rollouts": len(traces), "val/scored": len(scored)}
-        if scored:
-            line["val/reward"] = sum(scored) / len(scored)
-        return line, by_task
+        return validation_line(traces), rewards_by_task(traces)
 
 
 _NAMES: Final = {

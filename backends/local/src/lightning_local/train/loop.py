@@ -15,10 +15,9 @@ import msgspec
 
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.learn import Sample, make_step, tasks_to_refill
-from lightning_core.learn.compare import paired_gain
 from lightning_core.learn.samplers import TaskSampler
 from lightning_core.learn.step import Step
-from lightning_core.reward import RewardScope
+from lightning_core.learn.validation import compared, rewards_by_task, validation_line
 from lightning_core.rollout import Mode
 from lightning_core.runs import Artifact, RolloutRequest, Run
 from lightning_core.task import Task
@@ -323,22 +322,11 @@ class Loop:
                 for task in tasks
             ]
         )
-        scored = {
-            group[0].task.id: [trace.reward for trace in group if trace.reward is not None]
-            for group in groups
-        }
-        state.vals[key] = scored
+        traces = [trace for group in groups for trace in group]
+        state.vals[key] = rewards_by_task(traces)
         run.save(msgspec.to_builtins(state))
-        values = [value for rewards in scored.values() for value in rewards]
-        line: dict[str, Any] = {
-            "val/rollouts": sum(map(len, groups)),
-            "val/scored": len(values),
-            "time/val": round(time.monotonic() - began, 3),
-        }
-        if values:
-            line["val/reward"] = _mean(values)
-        for name, value in _named(groups).items():
-            line[f"val/reward/{name}"] = value
+        line = validation_line(traces)
+        line["time/val"] = round(time.monotonic() - began, 3)
         await run.log(line, step=state.step)
 
     # The end ---------------------------------------------------------------------------------------------------------
@@ -347,26 +335,14 @@ class Loop:
         run, state, plan = self._run, self._state, self._plan
         run.say("writing the artifact")
         folder = run.folder / "artifact"
-        if state.checkpoint is None:
-            raise UsageError(
-                "steps: nothing was trained, so there is no artifact; ask for at least 1 step"
-            )
         written = await asyncio.to_thread(
-            artifact.export, run.folder / state.checkpoint, "policy.pt", folder
+            artifact.export, state.checkpoint_in(run.folder), "policy.pt", folder
         )
-        metrics: dict[str, Any] = {"steps": state.step, "version": state.version}
-        if len(state.vals) > 1:
-            first, last = (state.vals[key] for key in _ends(state.vals))
-            kinds = {
-                task.id: str(task.metadata[plan.config.val_by])
-                for task in await run.tasks("val")
-                if plan.config.val_by in task.metadata
-            }
-            gain = paired_gain(first, last, kinds=kinds or None)
-            if gain is not None:
-                metrics["val"] = msgspec.to_builtins(gain)
-            if kinds:
-                metrics["kinds"] = _by_kind(first, last, kinds)
+        metrics = {
+            "steps": state.step,
+            "version": state.version,
+            **compared(state.vals, await run.tasks("val"), plan.config.val_by),
+        }
         return Artifact(
             kind="lora" if plan.options.lora_rank else "checkpoint",
             path=str(Path(written).relative_to(run.folder)),
@@ -381,43 +357,3 @@ class Loop:
             yield
         finally:
             self._times[name] = self._times.get(name, 0.0) + time.monotonic() - began
-
-
-def _ends(vals: dict[str, Any]) -> tuple[str, str]:
-    keys = sorted(vals, key=int)
-    return keys[0], keys[-1]
-
-
-def _by_kind(
-    before: dict[str, list[float]], after: dict[str, list[float]], kinds: dict[str, str]
-) -> dict[str, tuple[float, float, int]]:
-    """Mean reward before and after, and the number of tasks, of each kind of tasks scored both times."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for task, kind in kinds.items():
-        if before.get(task) and after.get(task):
-            pair = _mean(before[task]), _mean(after[task])
-            found.setdefault(kind, []).append(pair)
-    return {
-        kind: (
-            _mean([first for first, _ in pairs]),
-            _mean([second for _, second in pairs]),
-            len(pairs),
-        )
-        for kind, pairs in sorted(found.items())
-    }
-
-
-def _named(groups: Groups) -> dict[str, float]:
-    """The mean of each further reward of whole rollouts."""
-    found: dict[str, list[float]] = {}
-    for group in groups:
-        for trace in group:
-            for reward in trace.rewards:
-                whole = reward.scope is RewardScope.ROLLOUT and reward.name != "reward"
-                if whole and reward.value is not None:
-                    found.setdefault(reward.name, []).append(reward.value)
-    return {name: _mean(values) for name, values in sorted(found.items())}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
