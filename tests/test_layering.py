@@ -17,7 +17,7 @@ PACKAGES = {
 }
 PROTOCOLS = {
     "records", "errors", "capability", "task", "reward", "rollout", "trace", "adapter", "engine", "sampling", "runs",
-    "backend", "optimization",
+    "backend", "optimization", "executor", "findings", "recipe",
 }  # fmt: skip
 HEAVY = {
     "torch", "transformers", "langgraph", "langchain", "langchain_core", "openai", "litellm", "opentelemetry", "httpx",

@@ -75,6 +75,24 @@ def test_hook_lightning_register_engines():
     assert list(load().engines()) == ["openai"]
 
 
+def test_hook_lightning_register_executors(plugin):
+    point = plugin(
+        "one",
+        """
+        from contextlib import nullcontext
+        from lightning_core.executor import Executor
+
+        class Mine(Executor):
+            name = "mine"
+            def opened(self, address, *, server, logs): return nullcontext()
+
+        @hookimpl
+        def lightning_register_executors(): return [Mine()]
+        """,
+    )
+    assert list(load(point).executors()) == ["mine", "process"]
+
+
 def test_hook_lightning_register_rewards():
     assert list(load().rewards()) == ["contains", "exact_match", "numeric", "token_f1"]
 

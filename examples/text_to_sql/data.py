@@ -1,4 +1,7 @@
-"""Spider-shaped data as tasks: a folder with `train.jsonl`, `dev.jsonl` and `database/NAME/NAME.sqlite`."""
+"""Spider-shaped data as tasks: a folder with `train.jsonl`, `dev.jsonl` and `database/NAME/NAME.sqlite`.
+
+The files as Spider itself names them, `train_spider.json` and `dev.json`, do as well.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from lightning_core import Task
 
 SPLITS = {"train": "train.jsonl", "val": "dev.jsonl", "dev": "dev.jsonl"}
 """The file of each split."""
+ORIGINAL = {"train.jsonl": "train_spider.json", "dev.jsonl": "dev.json"}
+"""What Spider calls them: one JSON list in each, whose items have no id."""
 
 
 def spider_tasks(folder: str | Path, split: str = "val", limit: int | None = None) -> list[Task]:
@@ -29,9 +34,13 @@ def spider_tasks(folder: str | Path, split: str = "val", limit: int | None = Non
     root = Path(folder).resolve()
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(map(repr, SPLITS))}")
-    path = root / SPLITS[split]
+    path, original = root / SPLITS[split], root / ORIGINAL[SPLITS[split]]
+    if not path.is_file() and original.is_file():
+        path = original
     if not path.is_file():
-        raise ValueError(f"`{path}` does not exist; expected Spider's items as JSON lines")
+        raise ValueError(
+            f"`{path}` does not exist; expected Spider's items as JSON lines, or `{original.name}`"
+        )
     items = list(_items(path))
     if not items:
         raise ValueError(f"`{path}`: no items in it whose gold query returns a row")
@@ -42,16 +51,24 @@ def spider_tasks(folder: str | Path, split: str = "val", limit: int | None = Non
 
 
 def _items(path: Path) -> Iterator[dict[str, object]]:
+    for where, item in _lines(path) if path.suffix == ".jsonl" else _listed(path):
+        for field in ("id", "db_id", "question", "query"):
+            if not isinstance(item.get(field), str):
+                raise ValueError(f"`{path}` {where}: no `{field}`; got {sorted(item)}")
+        if item.get("gold_rows") != 0 and not item.get("plan_sensitive"):
+            yield item
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            item = json.loads(line)
-            for field in ("id", "db_id", "question", "query"):
-                if not isinstance(item.get(field), str):
-                    raise ValueError(f"`{path}` line {number}: no `{field}`; got {sorted(item)}")
-            if item.get("gold_rows") != 0 and not item.get("plan_sensitive"):
-                yield item
+            if line.strip():
+                yield f"line {number}", json.loads(line)
+
+
+def _listed(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    for number, item in enumerate(json.loads(path.read_text(encoding="utf-8")), 1):
+        yield f"item {number}", {"id": f"{path.stem}-{number:04}", **item}
 
 
 def _task(item: dict[str, object], root: Path, split: str) -> Task:

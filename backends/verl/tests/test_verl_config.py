@@ -87,10 +87,77 @@ def test_a_key_of_verls_own_goes_before_ours(asked, tmp_path):
     assert keys["trainer.n_gpus_per_node"] == "8"
 
 
-def test_dr_grpo_does_not_divide(asked, tmp_path):
-    name = "algorithm.norm_adv_by_std_in_grpo"
-    assert settings(asked(algorithm="grpo"), tmp_path)[name] == "true"
-    assert settings(asked(algorithm="dr_grpo"), tmp_path)[name] == "false"
+@pytest.mark.parametrize(
+    ("algorithm", "estimator", "loss"),
+    [
+        ("grpo", "'grpo'", "'vanilla'"),
+        ("dr_grpo", "'grpo'", "'vanilla'"),
+        ("rloo", "'grpo'", "'vanilla'"),
+        ("reinforce_pp", "'grpo'", "'vanilla'"),
+        ("gspo", "'grpo'", "'gspo'"),
+        ("cispo", "'grpo'", "'cispo'"),
+        ("ppo", "'gae'", "'vanilla'"),
+    ],
+)
+def test_verl_is_told_of_the_loss_and_of_a_value_network(
+    asked, tmp_path, model, algorithm, estimator, loss
+):
+    keys = settings(asked(algorithm=algorithm), tmp_path)
+    assert keys["algorithm.adv_estimator"] == estimator
+    assert keys["actor_rollout_ref.actor.policy_loss.loss_mode"] == loss
+    # Every weight is in the advantages: verl's own mean is over tokens.
+    assert keys["actor_rollout_ref.actor.loss_agg_mode"] == "'token-mean'"
+    assert keys.get("critic.model.path") == (f"'{model}'" if algorithm == "ppo" else None)
+
+
+def test_asynchronous_rollouts_are_bounded_in_age_and_waited_for(asked, tmp_path):
+    keys = settings(asked(asynchronous=True, max_staleness=2), tmp_path)
+    assert keys["trainer.v1.sampler.max_off_policy_threshold"] == "3"
+    assert keys["trainer.v1.sampler.max_off_policy_strategy"] == "'wait'"
+    assert keys["trainer.v1.sampler.custom_sampler.name"] == "'AsyncSampler'"
+    assert "trainer.v1.sampler.max_off_policy_threshold" not in settings(asked(), tmp_path)
+
+
+def test_groups_are_replaced_one_by_one(asked, tmp_path):
+    keys = settings(asked(refill=2), tmp_path)
+    assert keys["data.gen_batch_size"] == "1"
+    assert keys["trainer.v1.sampler.sampler_kwargs.refill"] == "2"
+    assert "data.gen_batch_size" not in settings(asked(), tmp_path)
+
+
+def test_lora_is_merged_into_the_weights_that_vllm_is_given(asked, tmp_path):
+    merge = "actor_rollout_ref.model.lora.merge"
+    assert merge not in settings(asked(), tmp_path)
+    for rank in ("actor_rollout_ref.model.lora_rank", "+actor_rollout_ref.model.lora.rank"):
+        assert settings(asked({rank: "8"}), tmp_path)[merge] == "true"
+
+
+def test_sequences_are_not_shared_out_without_flash_attention(asked, tmp_path):
+    """verl would compute other log-probabilities, without an error."""
+    config = asked({"actor_rollout_ref.actor.ulysses_sequence_parallel_size": "2"})
+    files = {"train": tmp_path / "t", "val": tmp_path / "v", "validates": False}
+    assert overrides(plan_of(config), config, tmp_path, **files)
+    with pytest.raises(UsageError, match="flash-attn"):
+        overrides(plan_of(config), config, tmp_path, flash=False, **files)
+    on_cpu = asked({"platform": "cpu", **config.optimize.options})
+    with pytest.raises(UsageError, match="flash-attn"):
+        overrides(plan_of(on_cpu), on_cpu, tmp_path, **files)
+
+
+def test_without_flash_attention_torchs_own_is_asked_for(asked, tmp_path):
+    config, name = asked(), "actor_rollout_ref.model.override_config.attn_implementation"
+    files = {"train": tmp_path / "t", "val": tmp_path / "v", "validates": False}
+    assert f"++{name}='sdpa'" in overrides(plan_of(config), config, tmp_path, flash=False, **files)
+    assert name not in settings(config, tmp_path)
+
+
+def test_the_longest_sample_is_what_one_pass_of_the_trainer_holds(asked):
+    assert plan_of(asked()).learning.max_tokens == 16384
+    given = {
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "5000",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "2",
+    }
+    assert plan_of(asked(given)).learning.max_tokens == 10_000
 
 
 def test_on_a_processor_the_platform_is_ours_and_else_nothing_of_it_is_there(asked, tmp_path):
@@ -104,7 +171,10 @@ def test_on_a_processor_the_platform_is_ours_and_else_nothing_of_it_is_there(ask
 
 def test_a_ray_of_our_own_listens_here_alone_and_one_that_is_named_is_joined(asked, tmp_path):
     address = "ray_kwargs.ray_init._node_ip_address"
-    assert settings(asked(), tmp_path)[address] == "'127.0.0.1'"
+    own = settings(asked(), tmp_path)
+    assert own[address] == "'127.0.0.1'"
+    # Else Ray would join whatever other one runs on this machine.
+    assert own["ray_kwargs.ray_init.address"] == "'local'"
     joined = settings(asked({"+ray_kwargs.ray_init.address": "10.0.0.1:6379"}), tmp_path)
     assert address not in joined
     assert joined["ray_kwargs.ray_init.address"] == "10.0.0.1:6379"
@@ -120,8 +190,10 @@ def test_what_the_run_says_already_is_refused_with_what_to_give_instead(asked, k
 def test_the_algorithm_may_be_said_twice_where_both_agree(asked, tmp_path):
     keys = settings(asked({"algorithm.adv_estimator": "grpo"}), tmp_path)
     assert keys["algorithm.adv_estimator"] == "'grpo'"
-    with pytest.raises(UsageError, match="--algorithm"):
-        plan_of(asked({"algorithm.adv_estimator": "gae"}))
+    assert plan_of(asked({"algorithm.adv_estimator": "gae"}, algorithm="ppo"))
+    for said in ("gae", "remax"):
+        with pytest.raises(UsageError, match="--algorithm"):
+            plan_of(asked({"algorithm.adv_estimator": said}))
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "trainer", "model.path", "pyhton"])
@@ -135,18 +207,21 @@ def test_an_unknown_key_lists_those_there_are(asked, key):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"algorithm": "ppo"}, "`grpo`, `dr_grpo`"),
+        ({"algorithm": "sft"}, "`grpo`, `dr_grpo`, .*`ppo`"),
         ({"group_size": 1}, "take 2 or more"),
-        ({"credit": "call"}, "credit: .*'final'"),
-        ({"quorum": 0.9}, "quorum"),
-        ({"refill": 1}, "refill"),
-        ({"sampler": "success"}, "sampler"),
-        ({"asynchronous": True, "max_staleness": 1}, "asynchronous"),
+        ({"credit": "luck"}, "no rule is named `luck`"),
+        ({"options": {"actor_rollout_ref.model.lora.merge": "false"}}, "without the adapter"),
+        ({"sampler": "success"}, "sampler: .*'shuffled'"),
+        ({"asynchronous": True, "max_staleness": 1, "refill": 1}, "refill: cannot be had"),
+        ({"options": {"algorithm.use_kl_in_reward": "true"}}, "use_kl_loss=true"),
+        (
+            {"options": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "lots"}},
+            "whole number",
+        ),
         ({"options": {"platform": "tpu"}}, "`accelerator` or `cpu`"),
         ({"options": {"grading_timeout": "soon"}}, "positive number of seconds"),
         ({"options": {"trainer.n_gpus_per_node": "3"}}, "8 rollouts a step, which 3 devices"),
         ({"options": {"trainer.nnodes": "none"}}, "whole number"),
-        ({"options": {"platform": "cpu", "trainer.n_gpus_per_node": "2"}}, "there is 1 worker"),
         ({"options": {"~trainer.logger": ""}}, "only set"),
         ({"sampling": SamplingPolicy(top_p=0.9)}, "leaves tokens out"),
         ({"named": "smollm2"}, "`ORGANISATION/NAME`"),

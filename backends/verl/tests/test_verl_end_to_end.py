@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.folder import RunFolder
-from lightning_core.learn import build_samples
+from lightning_core.learn import build_samples, make_step
 from lightning_core.rollout import Mode
 from lightning_verl import environment
 
@@ -134,6 +134,31 @@ def test_verls_batch_is_what_the_gateway_recorded(batches, traces):
             assert sum(row["rm_scores"]) == pytest.approx(traces[name].reward, rel=1e-6)
 
 
+def test_verl_learns_from_the_advantages_and_weights_that_core_makes(trained, batches, traces):
+    """verl's loss is a mean over tokens, so a token's advantage is core's, times its weight, times all tokens."""
+    given = {}  # The last word: verl's own come first.
+    for line in (trained[0] / "advantages.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        given[row["key"]] = row["advantages"]
+    for step in range(1, STEPS + 1):
+        groups = defaultdict(list)
+        for trace in traces.values():
+            if trace.rollout.mode is Mode.TRAIN and trace.rollout.metadata["step"] == step:
+                groups[trace.rollout.group].append(trace)
+        made = make_step(list(groups.values()))
+        tokens = sum(sample.trainable_tokens for sample in made.samples)
+        expected = defaultdict(list)
+        for sample in made.samples:
+            first = sample.mask.index(1)
+            expected[sample.rollout_id].append(
+                [value * sample.weight * tokens for value in sample.advantages()[first:]]
+            )
+        assert any(any(row) for rows in expected.values() for row in rows)
+        for name, rows in expected.items():
+            found = [given[row["key"]] for row in batches[name]]
+            assert found == [pytest.approx(row, abs=1e-5) for row in rows]
+
+
 def test_each_call_has_the_version_of_the_weights_that_answered_it(traces):
     for trace in traces.values():
         step = trace.rollout.metadata["step"]
@@ -143,8 +168,8 @@ def test_each_call_has_the_version_of_the_weights_that_answered_it(traces):
 
 def test_vllm_and_the_actor_agree_after_an_update_as_before_it(lines):
     """The head that is tied to the embeddings is where they would part."""
-    steps = [line for line in lines if "loss" in line]
-    assert all(line["update/gradient_norm"] > 0 for line in steps)
+    steps = [line for line in lines if "update/loss" in line]
+    assert all(line["update/grad_norm"] > 0 for line in steps)
     parted = [line["verl/training/rollout_probs_diff_mean"] for line in steps]
     assert max(parted) < 1e-5, parted
 
@@ -158,20 +183,45 @@ print(max((last[name] - first[name]).abs().mean().item() for name in first if "q
 """
 
 
-def test_what_it_came_to_is_exported_and_has_learnt(trained, verl_python):
-    folder, _ = trained
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_core.cli", "export", "--run", "trained", "--format", "hf", "--output", "hf"],
-        cwd=folder, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def export(trained):
+    """Writes what the run came to in a format, once; gives the folder."""
+
+    def export(format):
+        output = trained[0] / f"exported-{format}"
+        if not output.exists():
+            done = subprocess.run(
+                [sys.executable, "-m", "lightning_core.cli", "export", "--run", "trained", "--format", format,
+                 "--output", output],
+                cwd=trained[0], capture_output=True, text=True, timeout=600,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        return output
+
+    return export
+
+
+def test_what_it_came_to_is_exported_and_has_learnt(trained, export, verl_python):
     compared = subprocess.run(
-        [verl_python, "-c", COMPARED, "tiny", "hf"],
-        cwd=folder, capture_output=True, text=True, timeout=300, env=environment.environ(),
+        [verl_python, "-c", COMPARED, "tiny", export("hf")],
+        cwd=trained[0], capture_output=True, text=True, timeout=300, env=environment.environ(),
     )  # fmt: skip
     assert compared.returncode == 0, compared.stderr
     # Two steps of Adam at 1e-3; to write the weights in 16 bits alone would change them by a tenth of that.
     assert float(compared.stdout) > 5e-4
+
+
+def test_the_backend_local_loads_what_verl_trained(export):
+    local = pytest.importorskip("lightning_local.train", reason="it loads a `policy.pt`")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded = local.load_policy(export("policy.pt"), device="cpu").model
+    merged = AutoModelForCausalLM.from_pretrained(export("hf")).float()
+    expected = merged.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

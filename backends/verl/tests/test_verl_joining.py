@@ -28,7 +28,9 @@ CHECKED = """
     private.check()
     for owner, name in (
         ("verl.trainer.main_ppo", "run_ppo"),
-        ("verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync", "on_sample_end"),
+        ("verl.trainer.ppo.v1.trainer_base.PPOTrainer", "on_sample_end"),
+        ("verl.trainer.ppo.v1.trainer_base.PPOTrainer", "_compute_advantage"),
+        ("verl.trainer.ppo.v1.replay_buffer.ReplayBuffer", "_wait_for_next_poll"),
         ("verl.workers.rollout.llm_server.LLMServerManager", "get_addresses"),
         ("verl.trainer.main_ppo.TaskRunnerV1.__ray_metadata__", "modified_class"),
     ):
@@ -63,7 +65,7 @@ def test_a_name_that_verl_has_changed_is_named(in_verl):
     lines = [
         line for line in done.stdout.splitlines() if line.startswith(("True ", "False ", "NOT"))
     ]
-    assert len(lines) == 4, done.stderr[-2000:]
+    assert len(lines) == 6, done.stderr[-2000:]
     assert all(line.startswith("True ") for line in lines), lines
     assert "whole again" in done.stdout
 
@@ -85,7 +87,7 @@ CONFIGURED = """
         folder = Path("/a folder, it's=odd")
         given = overrides(plan_of(run), run, folder, train=folder / "t", val=folder / "v", validates=True)
         return _config(Job(run="r", url="", token="", overrides=given, train=run.sampling, val=run.validation,
-                           timeout=1.0, max_attempts=1))
+                           timeout=1.0, max_attempts=1, consumed="", learning=plan_of(run).learning))
     for options in ({}, {"platform": "cpu"}, {"trainer.n_gpus_per_node": "8", "actor_rollout_ref.actor.optim.lr": "1e-5"}):
         made = config(options)
         print("MADE", json.dumps([made.data.train_files, made.actor_rollout_ref.rollout.n, made.trainer.n_gpus_per_node,

@@ -9,16 +9,19 @@ import textwrap
 
 import pytest
 
-from lightning_core.errors import EngineError
+from lightning_core.errors import EngineError, LightningError
+from lightning_core.optimization import OptimizeConfig
 from lightning_core.sampling import SamplingPolicy
 from lightning_verl.job import Done, Failed, Job, Progress
-from lightning_verl.metrics import MetricsFile
+from lightning_verl.learning import Learning
+from lightning_verl.lines import LinesFile, StepMetrics
 from lightning_verl.process import TrainerProcess
 from lightning_verl.trainer.__main__ import explain
 
 JOB = Job(
     run="r", url="http://127.0.0.1:1", token="secret", overrides=(), train=SamplingPolicy(),
-    val=SamplingPolicy(), timeout=1.0, max_attempts=1,
+    val=SamplingPolicy(), timeout=1.0, max_attempts=1, consumed="",
+    learning=Learning.of(OptimizeConfig(backend="verl"), max_tokens=1000),
 )  # fmt: skip
 
 
@@ -127,7 +130,7 @@ time.sleep(600)
 def test_the_lines_of_a_file_that_grows_are_read_once_and_whole(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("left from an earlier start\n")
-    metrics = MetricsFile(path)
+    metrics = LinesFile(path, StepMetrics)
     assert metrics.read() == []
     with path.open("w") as file:
         file.write('{"step": 1, "data": {"a": 1.5, "b": null}}\n{"step": 2, "da')
@@ -143,9 +146,12 @@ def test_the_lines_of_a_file_that_grows_are_read_once_and_whole(tmp_path):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (RuntimeError("groups with no materializable trajectories."), "none was scored"),
         (RuntimeError("CUDA out of memory. Tried"), "gpu_memory_utilization"),
-        (type("OutOfMemoryError", (Exception,), {})("Task was killed"), "this machine's memory"),
+        (
+            RuntimeError("killed due to the node running low on memory … out of memory"),
+            "this machine's memory",
+        ),
+        (LightningError("step 1: nothing"), "step 1: nothing"),
         (ValueError("plain"), "ValueError: plain"),
     ],
 )

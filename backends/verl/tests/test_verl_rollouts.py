@@ -3,24 +3,28 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from lightning_core.capability import Capability
 from lightning_core.client import Client
 from lightning_core.engine import Endpoint
 from lightning_core.folder import RunFolder
-from lightning_core.learn import SampleRules, build_samples
+from lightning_core.learn import LearningRules, build_samples
+from lightning_core.learn.credit import BUILT_IN
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import load
 from lightning_core.reward import RewardStatus
-from lightning_core.rollout import Mode, Rollout
+from lightning_core.rollout import Cause, Mode, Rollout, RolloutStatus
 from lightning_core.running.launch import LaunchPlan, launched
 from lightning_core.runs import RunConfig
 from lightning_core.settings import Settings
 from lightning_core.task import Task
 from lightning_core.wire import ServedPolicy
 from lightning_core.worker.callable import CallableAdapter
+from lightning_verl.learning import Learning
 from lightning_verl.steps import STEP, Steps, renamed
+from lightning_verl.stragglers import Stragglers
 from lightning_verl.trainer.rollouts import Rollouts
 from lightning_verl.trainer.samples import rows_of
 
@@ -79,12 +83,13 @@ def delegated(tmp_path, scripted_server, monkeypatch):
 class Delegated:
     def __init__(self, plan, url, grading_timeout):
         self.plan, self.url, self.grading_timeout = plan, url, grading_timeout
-        self.steps = Steps(ASKED)
+        self.steps = Steps(Learning.of(ASKED, max_tokens=10_000), BUILT_IN)
+        self.listeners = [self.steps]
 
     async def __aenter__(self):
         self.launch = launched(self.plan)
         run = await self.launch.__aenter__()
-        access = run.delegate(self.steps.add)
+        access = run.delegate(lambda trace: [each.add(trace) for each in self.listeners])
         self.client = await Client(access.url, access.token).__aenter__()
         gives = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
         endpoint = Endpoint(base_url=f"{self.url}/v1", model="scripted")
@@ -126,8 +131,9 @@ async def test_each_of_a_group_asks_and_the_group_is_run_once(delegated, scripte
 
 async def test_rows_hold_exactly_the_tokens_that_were_recorded(delegated):
     async with delegated() as run:
-        (trace, _) = await run.rollouts.group(run.group(TASKS[0]))
-    rows = rows_of(trace, SampleRules(), version=9, filler=0)
+        traces = await run.rollouts.group(run.group(TASKS[0]))
+    trace = traces[0]
+    rows = rows_of(traces, LearningRules(version=9), group="g", filler=0)[trace.rollout.id]
     samples = build_samples(trace).samples
     assert len(rows) == len(samples)
     assert [row.prompt_ids + row.response_ids for row in rows] == [
@@ -147,13 +153,15 @@ async def test_rows_hold_exactly_the_tokens_that_were_recorded(delegated):
     assert {(row.oldest, row.newest) for row in rows} == {(4, 4)}
 
 
-async def test_a_scored_rollout_without_tokens_stays_in_its_groups_statistics(delegated):
+async def test_a_group_without_a_token_to_learn_from_gives_one_row_of_mask_0(delegated):
     async with delegated(says_nothing) as run:
-        (trace, _) = await run.rollouts.group(run.group(TASKS[0]))
-    assert trace.reward == float(len("question 0"))
-    (row,) = rows_of(trace, SampleRules(), version=9, filler=2)
-    assert row.response_mask == [0]
-    assert (row.prompt_ids, row.response_ids, row.oldest) == ([2], [2], 9)
+        traces = await run.rollouts.group(run.group(TASKS[0]))
+    assert traces[0].reward == float(len("question 0"))
+    found = rows_of(traces, LearningRules(version=9), group="g", filler=2)
+    ((id_, (row,)),) = found.items()
+    assert id_ == traces[0].rollout.id
+    assert (row.prompt_ids, row.response_ids, row.response_mask, row.oldest) == ([2], [2], [0], 9)
+    assert (row.note.group, row.note.pieces) == ("g", ())
 
 
 async def test_a_rollout_that_failed_comes_back_unscored(delegated):
@@ -172,18 +180,44 @@ async def test_a_reward_that_never_comes_is_not_waited_for_for_ever(delegated, c
     assert caplog.text.count("has no reward 0.2 s after its end") == 2
 
 
+async def hangs(question):
+    if question == "question 1":
+        await asyncio.sleep(600)
+    return question
+
+
+async def test_the_late_rollouts_of_a_step_are_cancelled_once_enough_have_ended(delegated):
+    async with delegated(hangs) as run:
+        stragglers = Stragglers(msgspec.structs.replace(ASKED, quorum=0.5))
+        run.listeners.append(stragglers)
+        cancelling = asyncio.create_task(stragglers.cancel(run.client, "run"))
+        other_step = run.group(TASKS[1], step=6)
+        await run.client.enqueue(other_step)
+        async with asyncio.timeout(60):
+            late, ended = await asyncio.gather(
+                *(run.rollouts.group(run.group(task)) for task in reversed(TASKS))
+            )
+        (left,) = {(await run.client.trace(each.id)).rollout.status for each in other_step}
+        cancelling.cancel()
+    assert [trace.attempt.cause for trace in ended] == [Cause.SUCCESS] * 2
+    assert [trace.rollout.status for trace in late] == [RolloutStatus.CANCELLED] * 2
+    assert not left.ended, "of another step, which has not come that far"
+
+
 async def test_a_steps_line_has_the_names_that_every_backend_uses(delegated):
     async with delegated() as run:
         for task in TASKS:
             await run.rollouts.group(run.group(task))
-        line = run.steps.line(5)
-        assert run.steps.line(5) == {}
+        groups = [run.group(task)[0].group for task in TASKS]
+        line = run.steps.line(5, groups)
+        assert run.steps.line(5, groups)["rollouts/all"] == 0
     assert line["rollouts/all"] == 4
     assert line["rollouts/scored"] == 2
     assert line["reward"] == 5.0
     assert line["groups/equal"] == 1
+    assert line["groups/empty"] == 1
 
 
 def test_verls_numbers_get_our_names_or_keep_theirs_under_a_prefix():
     found = renamed({"actor/pg_loss": 0.5, "perf/mfu/actor": 0.1, "odd name": 1, "nothing": None})
-    assert found == {"loss": 0.5, "verl/perf/mfu/actor": 0.1, "verl/odd_name": 1}
+    assert found == {"update/loss": 0.5, "verl/perf/mfu/actor": 0.1, "verl/odd_name": 1}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from lightning_core.capability import Capability
+from lightning_core.errors import UsageError
+from lightning_core.findings import Finding
+from lightning_core.recipe import Recipe
+from lightning_core.records import Json
 from lightning_core.runs import Artifact, Run, RunConfig
 
 
@@ -36,6 +40,14 @@ class Backend(ABC):
         """Options that the engine needs for this backend; the user's own go before them."""
         return {}
 
+    def option_text(self, value: Json) -> str:
+        """A value of a run file's table `[backend.NAME]`, as `--set` takes it: text as it is, a list with commas."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, list | tuple):
+            return ",".join(map(self.option_text, value))
+        return str(value)
+
     @abstractmethod
     async def optimize(self, run: Run) -> Artifact:
         """Optimise until the run's goal or budget is reached; resume where `run.load()` gives a state."""
@@ -55,3 +67,26 @@ class Backend(ABC):
             UsageError: there is nothing to export yet, or it cannot be written there.
         """
         raise NotImplementedError(f"backend `{self.name}` exports nothing")
+
+    def examine(self, options: Mapping[str, str]) -> Iterable[Finding]:
+        """What `lightning-core doctor --backend NAME` shows beside its own: whether this backend can work here.
+
+        Args:
+            options: the backend's own options that say where to look, such as `python`.
+        """
+        return ()
+
+    def recipe(self, venv: Path, *, python: Path, variant: str | None) -> Recipe:
+        """How `lightning-core setup NAME` makes the environment in which this backend's trainer runs.
+
+        Args:
+            venv: the folder of the environment; it may be there already, whole or in part.
+            python: the Python to make it with.
+            variant: what it is for, such as `cpu` or a CUDA version; None for what fits this machine.
+
+        Raises:
+            UsageError: the backend needs none, or it cannot be made so; the message says what may be given.
+        """
+        raise UsageError(
+            f"backend `{self.name}`: needs no environment of its own; `lightning-core doctor` says what it lacks here"
+        )

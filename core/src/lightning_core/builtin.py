@@ -10,6 +10,7 @@ import msgspec
 from lightning_core import trackers
 from lightning_core.adapter import Adapter
 from lightning_core.engine import EngineFactory
+from lightning_core.executor import Executor
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.learn import credit, draws
@@ -19,6 +20,7 @@ from lightning_core.openai_engine import OpenAIEngineFactory
 from lightning_core.plugins import hookimpl
 from lightning_core.records import Json
 from lightning_core.rewards import contains, exact_match, numeric, token_f1
+from lightning_core.running.processes import ProcessExecutor
 from lightning_core.running.progress import Line
 from lightning_core.trace import Trace
 from lightning_core.worker.callable import CallableAdapter
@@ -34,6 +36,12 @@ def lightning_register_adapters() -> list[Adapter]:
 def lightning_register_engines() -> list[EngineFactory]:
     """Models that somebody else serves."""
     return [OpenAIEngineFactory()]
+
+
+@hookimpl
+def lightning_register_executors() -> list[Executor]:
+    """Child processes of the run."""
+    return [ProcessExecutor()]
 
 
 @hookimpl

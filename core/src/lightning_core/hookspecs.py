@@ -13,6 +13,7 @@ from pluggy import HookspecMarker
 from lightning_core.adapter import Adapter
 from lightning_core.backend import Backend
 from lightning_core.engine import EngineFactory
+from lightning_core.executor import Executor
 from lightning_core.grading import RewardFunction
 from lightning_core.learn.credit import CreditRuleFactory
 from lightning_core.learn.samplers import SamplerFactory
@@ -35,6 +36,11 @@ def lightning_register_backends() -> list[Backend]:  # type: ignore[empty-body]
 @hookspec
 def lightning_register_engines() -> list[EngineFactory]:  # type: ignore[empty-body]
     """Return the engine factories of this plugin."""
+
+
+@hookspec
+def lightning_register_executors() -> list[Executor]:  # type: ignore[empty-body]
+    """Return the executors of this plugin."""
 
 
 @hookspec

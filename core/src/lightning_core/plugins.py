@@ -19,6 +19,7 @@ from lightning_core.adapter import Adapter
 from lightning_core.backend import Backend
 from lightning_core.engine import EngineFactory
 from lightning_core.errors import PluginError
+from lightning_core.executor import Executor
 from lightning_core.grading import RewardFunction
 from lightning_core.learn.credit import CreditRuleFactory
 from lightning_core.learn.samplers import SamplerFactory
@@ -54,7 +55,7 @@ class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be loaded, and the fix."""
 
 
-_N = TypeVar("_N", Adapter, Backend, EngineFactory)
+_N = TypeVar("_N", Adapter, Backend, EngineFactory, Executor)
 
 
 class Plugins:
@@ -88,6 +89,11 @@ class Plugins:
         """Engine factories by name."""
         hook = self._manager.hook.lightning_register_engines
         return self._collect("engine", EngineFactory, hook)  # type: ignore[type-abstract]  # only for isinstance
+
+    def executors(self) -> dict[str, Executor]:
+        """Executors by name."""
+        hook = self._manager.hook.lightning_register_executors
+        return self._collect("executor", Executor, hook)  # type: ignore[type-abstract]  # only for isinstance
 
     def rewards(self) -> dict[str, RewardFunction]:
         """Reward functions by name."""

@@ -15,7 +15,7 @@ import msgspec
 from lightning_core.errors import LightningError
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.records import Json, Record
-from lightning_core.rollout import Budget, Cause, Mode
+from lightning_core.rollout import Budget, Cause, Mode, Rollout
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.task import Task
 from lightning_core.trace import Trace
@@ -63,7 +63,9 @@ class RunConfig(Record, frozen=True, kw_only=True, omit_defaults=False):
     isolate: bool = False
     """Whether each attempt has a process of its own."""
     workers: int = 1
-    """Worker processes that the run starts."""
+    """Workers that the run starts."""
+    executor: str = "process"
+    """Where they run: an executor's name, or `NAME:ADDRESS`."""
     fields: dict[str, str] = msgspec.field(default_factory=dict)
     """Where a task's parts lay in the source."""
     split: str | None = None
@@ -197,14 +199,20 @@ class Run(ABC):
                 traces with the cause `cancelled`.
         """
 
-    def delegate(self, settled: Callable[[Trace], None]) -> Access:
+    def delegate(
+        self,
+        settled: Callable[[Trace], None],
+        *,
+        again: Callable[[Rollout], bool] = lambda _: False,
+    ) -> Access:
         """Let a trainer in another process enqueue rollouts of this run's tasks, and read what became of them.
 
         From now on every rollout of the run that ends is graded, told to plugins and counted, whoever enqueued it.
 
         Args:
-            settled: called in the run's event loop with each graded trace, but for those that an earlier start of the
-                run has told already. Must return at once and not raise.
+            settled: called in the run's event loop with each graded trace. Must return at once and not raise.
+            again: which of the rollouts that an earlier start of the run has told already are wanted once more. They
+                are not graded, told to plugins or counted again.
         """
         raise NotImplementedError("this run cannot be delegated")
 

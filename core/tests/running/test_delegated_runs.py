@@ -126,6 +126,30 @@ async def test_a_run_that_goes_on_settles_what_had_ended_unseen_and_nothing_twic
     assert len(folder.metrics.read_text().splitlines()) == 2
 
 
+async def test_what_an_earlier_start_has_told_is_told_once_more_where_it_is_wanted(tmp_path):
+    folder = RunFolder.create(tmp_path, None, hint="run")
+    async with Server(ServerConfig(folder=tmp_path / "server")) as server:
+        token = server.token(Scope.ADMIN)
+        plan = plan_in(folder, server=server.url, token=token)
+        async with Client(server.url, token) as client:
+            first, again = Settled(), Settled()
+            async with launched(plan) as run:
+                run.delegate(first)
+                await client.enqueue([foreign(task) for task in TASKS[:2]])
+                await first.count(2)
+            async with launched(plan) as run:
+                run.delegate(again, again=lambda rollout: rollout.task_id == "t1")
+                await client.enqueue([foreign(TASKS[2])])
+                await again.count(2)
+                assert run.progress.ended == 1, "what was counted before is not counted again"
+    assert {trace.task.id: trace.task.expected for trace in again.traces} == {
+        "t1": "q1",
+        "t2": "q2",
+    }
+    assert {trace.task.id: trace.reward for trace in again.traces} == {"t1": 1.0, "t2": None}
+    assert len(folder.metrics.read_text().splitlines()) == 3, "plugins are told of each, once"
+
+
 async def test_whoever_waits_for_something_else_hears_that_the_run_failed(tmp_path):
     async with launched(plan_in(RunFolder.create(tmp_path, None, hint="run"))) as run:
         waiting = asyncio.create_task(run.failed())

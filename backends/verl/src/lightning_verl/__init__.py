@@ -11,8 +11,9 @@ from lightning_core.plugins import hookimpl
 
 if TYPE_CHECKING:
     from lightning_core.backend import Backend
+    from lightning_core.executor import Executor
 
-__all__ = ["lightning_register_backends"]
+__all__ = ["lightning_register_backends", "lightning_register_executors"]
 
 
 @hookimpl
@@ -21,3 +22,11 @@ def lightning_register_backends() -> list[Backend]:
     from lightning_verl.backend import VerlBackend
 
     return [VerlBackend()]
+
+
+@hookimpl
+def lightning_register_executors() -> list[Executor]:
+    """The executor `ray`."""
+    from lightning_verl.ray_executor import RayExecutor
+
+    return [RayExecutor()]

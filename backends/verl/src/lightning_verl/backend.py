@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -16,18 +16,48 @@ from lightning_core.backend import Backend
 from lightning_core.capability import Capability
 from lightning_core.client import Client
 from lightning_core.errors import EngineError, LightningError, UsageError
+from lightning_core.findings import Finding
 from lightning_core.folder import RunFolder
 from lightning_core.learn.validation import compared
-from lightning_core.rollout import Mode
+from lightning_core.optimization import OptimizeConfig
+from lightning_core.plugins import installed
+from lightning_core.recipe import Recipe
+from lightning_core.records import Json
+from lightning_core.rollout import Mode, Rollout
 from lightning_core.runs import Access, Artifact, Run, RunConfig
 from lightning_core.task import Task
+from lightning_core.trace import Trace
 from lightning_verl import environment
-from lightning_verl.config import CHECKPOINTS, METRICS, Plan, overrides, plan_of
+from lightning_verl.config import (
+    CHECKPOINTS,
+    CONSUMED,
+    METRICS,
+    Plan,
+    hydra_value,
+    overrides,
+    own_ray,
+    plan_of,
+)
 from lightning_verl.dataset import write_rows
-from lightning_verl.job import AGENT_LOOP, CPU_PLATFORM, Done, Failed, Job, Platform, Progress
-from lightning_verl.metrics import MetricsFile, StepMetrics
+from lightning_verl.examine import examine
+from lightning_verl.export import FORMATS, export
+from lightning_verl.job import (
+    AGENT_LOOP,
+    ASYNC,
+    CPU_PLATFORM,
+    SYNC,
+    Consumed,
+    Done,
+    Failed,
+    Job,
+    Platform,
+    Progress,
+)
+from lightning_verl.lines import LinesFile, StepMetrics
 from lightning_verl.process import TrainerProcess
-from lightning_verl.steps import Steps, renamed
+from lightning_verl.recipe import recipe
+from lightning_verl.steps import STEP, Steps, renamed
+from lightning_verl.stragglers import Stragglers
 
 _LOOK: Final = 0.5
 _LATEST: Final = "latest_checkpointed_iteration.txt"
@@ -58,7 +88,7 @@ class VerlBackend(Backend):
     )
     gives: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINS_WEIGHTS})
     serves: ClassVar[bool] = True
-    formats: ClassVar[tuple[str, ...]] = ("hf",)
+    formats: ClassVar[tuple[str, ...]] = FORMATS
 
     def check(self, config: RunConfig) -> None:
         """Refuse what cannot be, and an environment that lacks something.
@@ -90,8 +120,17 @@ class VerlBackend(Backend):
         loop = [{"name": AGENT_LOOP, "_target_": "lightning_verl.trainer.agent_loop.RolloutLoop"}]
         # JSON is YAML too.
         (folder / "agent_loop.yaml").write_bytes(msgspec.json.encode(loop) + b"\n")
-        steps = Steps(plan.asked)
-        access = run.delegate(steps.add)
+        state = _state(run.load(), run.config.name)
+        state.python = str(python)
+        steps = Steps(plan.learning, installed().credit())
+        stragglers = Stragglers(plan.asked)
+
+        def settled(trace: Trace) -> None:
+            steps.add(trace)
+            stragglers.add(trace)
+
+        # A step that was cut off is learnt from anew, with what of it had ended.
+        access = run.delegate(settled, again=partial(_of_later, state))
         job = Job(
             run=run.config.name,
             url=access.url,
@@ -99,66 +138,81 @@ class VerlBackend(Backend):
             overrides=overrides(
                 plan, run.config, folder,
                 train=folder / "train.jsonl", val=folder / "val.jsonl", validates=bool(val),
-                resumes=(folder / CHECKPOINTS / _LATEST).is_file(),
+                resumes=_resumes(run.folder, state, plan.asked),
+                flash=environment.has_flash_attention(environment.check(python)),
             ),
             train=run.config.sampling,
             val=run.config.validation,
             timeout=run.config.timeout,
             max_attempts=run.config.max_attempts,
             budget=run.config.budget,
-            train_agents=plan.asked.train_agents,
-            allow_retokenized=plan.asked.allow_retokenized,
+            learning=plan.learning,
+            mode=ASYNC if plan.asked.asynchronous else SYNC,
+            consumed=str(folder / CONSUMED),
             grading_timeout=plan.grading_timeout,
             platform=plan.platform,
         )  # fmt: skip
-        watch = _Watch(run, steps, MetricsFile(folder / METRICS), python)
+        watch = _Watch(run, steps, state, folder)
         env = _environ(plan, python, folder / METRICS)
         run.say("starting verl")
         try:
-            async with TrainerProcess(
-                python, job, log=RunFolder(run.folder).logs / "verl.log", env=env
-            ) as process:
-                await watch.until_done(process)
+            async with (
+                TrainerProcess(
+                    python, job, log=RunFolder(run.folder).logs / "verl.log", env=env
+                ) as process,
+                Client(access.url, access.token) as client,
+            ):
+                await watch.until_done(process, stragglers.cancel(client, run.config.name))
         finally:
             await _withdraw(access, run.config.name)
         return watch.artifact(val)
 
+    def option_text(self, value: Json) -> str:
+        """A value of `[backend.verl]` as `--set` takes it: text as it is, anything else in Hydra's grammar."""
+        return value if isinstance(value, str) else hydra_value(value)
+
     def export(self, folder: Path, *, format: str, output: Path) -> Path:
-        """Write the newest checkpoint as a Hugging Face folder, by verl's own merger.
+        """Write the newest checkpoint as a Hugging Face folder, by verl's own merger, or as `policy.pt`.
 
         Raises:
             UsageError: there is no checkpoint yet, the environment is gone, or the output is there already.
-            EngineError: the merger failed.
+            EngineError: the merger or the writer failed.
         """
-        state = _state(RunFolder(folder).load_state(), folder.name)
-        actor = newest_checkpoint(folder) / "actor"
-        python = environment.find_python(state.python or None)
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise UsageError(f"output {str(output)!r}: is there already and not an empty folder")
-        done = subprocess.run(
-            [str(python), "-m", "verl.model_merger", "merge", "--backend", "fsdp",
-             "--local_dir", str(actor.resolve()), "--target_dir", str(output.resolve())],
-            capture_output=True, text=True, env=environment.environ(),
-        )  # fmt: skip
-        if done.returncode:
-            raise EngineError(
-                f"export: verl's merger failed with status {done.returncode}:\n{done.stderr[-2000:]}"
-            )
-        return output
+        run = RunFolder(folder)
+        python = environment.find_python(_state(run.load_state(), folder.name).python or None)
+        checkpoint = newest_checkpoint(folder)
+        return export(run.read_config(), checkpoint, python, format=format, output=output)
+
+    def examine(self, options: Mapping[str, str]) -> Iterable[Finding]:
+        """What the verl environment has, by the option `python`, and whether it fits with this one and this machine."""
+        return examine(options)
+
+    def recipe(self, venv: Path, *, python: Path, variant: str | None) -> Recipe:
+        """How the verl environment is made.
+
+        Raises:
+            UsageError: not here, not with that Python, or not for that variant.
+        """
+        return recipe(venv, python=python, variant=variant)
 
 
 class _Watch:
     """Follows the trainer, and logs each step."""
 
-    def __init__(self, run: Run, steps: Steps, metrics: MetricsFile, python: Path) -> None:
+    def __init__(self, run: Run, steps: Steps, state: State, folder: Path) -> None:
         self._run = run
         self._steps = steps
-        self._metrics = metrics
-        self._state = _state(run.load(), run.config.name)
-        self._state.python = str(python)
+        self._metrics = LinesFile(folder / METRICS, StepMetrics)
+        self._consumed = LinesFile(folder / CONSUMED, Consumed)
+        self._groups: dict[int, tuple[str, ...]] = {}
+        self._state = state
 
-    async def until_done(self, process: TrainerProcess) -> None:
+    async def until_done(self, process: TrainerProcess, beside: Coroutine[Any, Any, None]) -> None:
         """Until the trainer has done its steps.
+
+        Args:
+            process: the trainer.
+            beside: what goes on until then, and ends only by an error.
 
         Raises:
             LightningError: the trainer or the run failed.
@@ -166,13 +220,15 @@ class _Watch:
         reporting = asyncio.ensure_future(self._report(process))
         tailing = asyncio.ensure_future(self._tail())
         failing = asyncio.ensure_future(self._run.failed())
-        every: list[asyncio.Future[Any]] = [reporting, tailing, failing]
+        cancelling = asyncio.ensure_future(beside)
+        every: list[asyncio.Future[Any]] = [reporting, tailing, failing, cancelling]
         try:
             await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
                 raise failing.result()
-            if tailing.done():
-                tailing.result()
+            for other in (tailing, cancelling):
+                if other.done():
+                    other.result()
             reporting.result()
         finally:
             for each in every:
@@ -205,7 +261,12 @@ class _Watch:
             await asyncio.sleep(_LOOK)
 
     async def _take_lines(self) -> None:
-        for line in self._metrics.read():
+        # First the numbers: what they were made of is written before them.
+        lines = self._metrics.read()
+        for each in self._consumed.read():
+            # A step that was begun anew is made of all that it tried.
+            self._groups[each.step] = (*self._groups.get(each.step, ()), *each.groups)
+        for line in lines:
             await self._take(line)
 
     async def _take(self, line: StepMetrics) -> None:
@@ -214,7 +275,8 @@ class _Watch:
         if rewards:
             state.vals[str(line.step)] = rewards
         if _STEP_KEY in line.data:
-            numbers = {**self._steps.line(line.step), **renamed(line.data), "version": line.step}
+            made = self._steps.line(line.step, self._groups.pop(line.step, ()))
+            numbers = {**made, **renamed(line.data), "version": line.step}
             state.step = max(state.step, line.step)
             run.save(msgspec.to_builtins(state))
             await run.log(numbers, step=line.step)
@@ -252,14 +314,37 @@ def newest_checkpoint(folder: Path) -> Path:
     Raises:
         UsageError: there is none yet.
     """
-    checkpoints = folder / "verl" / CHECKPOINTS
+    return folder / "verl" / CHECKPOINTS / f"global_step_{_checkpoint_step(folder)}"
+
+
+def _checkpoint_step(folder: Path) -> int:
     try:
-        step = int((checkpoints / _LATEST).read_text())
+        return int((folder / "verl" / CHECKPOINTS / _LATEST).read_text())
     except (OSError, ValueError):
         raise UsageError(
             f"run `{folder.name}`: has no checkpoint of verl's yet; it writes one every `--save-every` steps"
         ) from None
-    return checkpoints / f"global_step_{step}"
+
+
+def _of_later(state: State, rollout: Rollout) -> bool:
+    """Whether a rollout is of a step that is not done, or of a validation that is not known."""
+    step = rollout.metadata.get(STEP)
+    if not isinstance(step, int):
+        return False
+    return str(step) not in state.vals if rollout.mode is Mode.VAL else step > state.step
+
+
+def _resumes(folder: Path, state: State, asked: OptimizeConfig) -> bool:
+    """Whether verl goes on from a checkpoint without validating it first.
+
+    It validates first where the run was cut off between a checkpoint and the validation that was due after it.
+    """
+    try:
+        step = _checkpoint_step(folder)
+    except UsageError:
+        return False
+    every = asked.val_every or asked.steps
+    return str(step) in state.vals or (step % every != 0 and step < asked.steps)
 
 
 def _state(saved: dict[str, Any] | None, run: str) -> State:
@@ -286,6 +371,9 @@ def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:
         "PATH": f"{python.parent}{os.pathsep}{env.get('PATH', os.defpath)}",
         "VERL_FILE_LOGGER_PATH": str(metrics),
     }
+    if own_ray(plan):
+        # Else Ray takes 127.0.0.1 for the address by which others reach this machine, and vLLM listens there.
+        ours["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if plan.platform is Platform.CPU:
         defaults |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
         # verl registers its FSDP engine for two kinds of devices, of which a processor is none.

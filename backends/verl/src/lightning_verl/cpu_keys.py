@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ACTOR: Final = "actor_rollout_ref.actor"
-CPU_KEYS: Final[Mapping[str, Any]] = {
-    "trainer.device": "cpu",
-    # verl counts accelerators. Ray takes its word for one that is not there.
-    "ray_kwargs.ray_init.num_gpus": 1,
-    # With as few as there are, Ray waits for ever to place verl's many small actors.
-    "ray_kwargs.ray_init.num_cpus": 64,
-    "ray_kwargs.ray_init.object_store_memory": 500_000_000,
-    "actor_rollout_ref.model.use_remove_padding": False,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-    "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-    f"{_ACTOR}.use_torch_compile": False,
-    f"{_ACTOR}.fsdp_config.use_torch_compile": False,
-    f"{_ACTOR}.fsdp_config.model_dtype": "fp32",
-    f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype": "fp32",
-    f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype": "fp32",
-    f"{_ROLLOUT}.dtype": "float32",
-    f"{_ROLLOUT}.load_format": "auto",
-    f"{_ROLLOUT}.enforce_eager": True,
-    f"{_ROLLOUT}.enable_sleep_mode": False,
-    f"{_ROLLOUT}.free_cache_engine": False,
-    f"{_ROLLOUT}.max_num_seqs": 16,
-    f"{_ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "lightning_verl.trainer.vllm_cpu.CPUWorkerExtension",
-}
-"""They go before the user's own."""
+_REF: Final = "actor_rollout_ref.ref"
+_MODELS: Final = ("actor_rollout_ref.model", "critic.model")
+_ENGINES: Final = (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.fsdp")
+
+
+def cpu_keys(devices: int = 1) -> dict[str, Any]:
+    """The keys, which go before the user's own.
+
+    Args:
+        devices: workers on this machine, `trainer.n_gpus_per_node`. Each has a replica of vLLM beside it.
+    """
+    keys: dict[str, Any] = {
+        "trainer.device": "cpu",
+        # verl counts accelerators. Ray takes its word for those that are not there.
+        "ray_kwargs.ray_init.num_gpus": devices,
+        # With as few as there are, Ray waits for ever to place verl's many small actors.
+        "ray_kwargs.ray_init.num_cpus": 64,
+        "ray_kwargs.ray_init.object_store_memory": 500_000_000,
+        f"{_ACTOR}.use_torch_compile": False,
+        f"{_ROLLOUT}.dtype": "float32",
+        f"{_ROLLOUT}.load_format": "auto",
+        f"{_ROLLOUT}.enforce_eager": True,
+        f"{_ROLLOUT}.enable_sleep_mode": False,
+        f"{_ROLLOUT}.free_cache_engine": False,
+        f"{_ROLLOUT}.max_num_seqs": 16,
+        f"{_ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "lightning_verl.trainer.vllm_cpu.CPUWorkerExtension",
+    }
+    for model in _MODELS:
+        keys |= {
+            f"{model}.use_remove_padding": False,
+            f"{model}.enable_gradient_checkpointing": False,
+            f"{model}.override_config.attn_implementation": "sdpa",
+        }
+    for engine in _ENGINES:
+        keys |= {
+            f"{engine}.use_torch_compile": False,
+            f"{engine}.model_dtype": "fp32",
+            f"{engine}.mixed_precision.param_dtype": "fp32",
+            f"{engine}.mixed_precision.reduce_dtype": "fp32",
+        }
+    if devices > 1:
+        # vLLM binds a replica to all processors but one; replicas would share those few, and leave the others idle.
+        keys["ray_kwargs.ray_init.runtime_env.env_vars.VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return keys

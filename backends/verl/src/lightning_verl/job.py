@@ -8,6 +8,7 @@ import msgspec
 
 from lightning_core.rollout import Budget
 from lightning_core.sampling import SamplingPolicy
+from lightning_verl.learning import Learning
 
 AGENT_LOOP = "lightning_core"
 """The name under which verl knows our agent loop."""
@@ -15,6 +16,12 @@ TRAINER = "lightning_core"
 """The name under which verl knows our trainer."""
 CPU_PLATFORM = "lightning_cpu"
 """The name under which verl knows our platform, as in `VERL_PLATFORM`."""
+
+
+SYNC = "sync"
+"""verl's trainer that waits for a step's rollouts."""
+ASYNC = "colocate_async"
+"""verl's trainer that lets the next step's rollouts go on while the weights change."""
 
 
 class Platform(StrEnum):
@@ -47,14 +54,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """How many attempts one rollout may have."""
     budget: Budget = Budget()
     """What each attempt may use of the model."""
-    train_agents: str | None = None
-    """Whose calls are learnt from: a regular expression over whole labels; None is all."""
-    allow_retokenized: bool = False
-    """Whether re-made token ids may be learnt from."""
+    learning: Learning
+    """What is learnt from the rollouts, and how."""
+    mode: str = SYNC
+    """verl's trainer: `sync` or `colocate_async`."""
+    consumed: str
+    """The file to which the trainer writes, line by line, which groups each step learns from."""
     grading_timeout: float = 600.0
     """Seconds for which the reward of a rollout that has ended is waited for."""
     platform: Platform = Platform.ACCELERATOR
     """What is computed on."""
+
+
+class Consumed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step learns from: a line of `Job.consumed`."""
+
+    step: int
+    """The step."""
+    groups: tuple[str, ...]
+    """The ids of its groups."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", tag_field="kind"):

@@ -101,11 +101,11 @@ class TrainerProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     await process.wait()
-        _end_session(process.pid)
+        end_session(process.pid)
         await process.wait()
 
 
-def _end_session(leader: int) -> None:
+def end_session(leader: int) -> None:
     """End what is left of a session: Ray and vLLM give some of their processes groups of their own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)

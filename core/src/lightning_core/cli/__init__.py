@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "work": "Work for a server: lease attempts and run the agent.",
     "plugins": "List the plugins, their hooks and the frameworks that they need.",
     "doctor": "Check this machine, and say what to do about what is missing.",
+    "setup": "Make the environment in which a backend's trainer runs.",
 }
 
 

@@ -10,61 +10,73 @@ import shutil
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from lightning_core import __version__
 from lightning_core.cli.plugins import framework
 from lightning_core.cli.terminal import console
-from lightning_core.errors import PluginError
-from lightning_core.plugins import Plugins, load
+from lightning_core.errors import PluginError, UsageError
+from lightning_core.findings import Finding, Verdict
+from lightning_core.plugins import Plugins, installed, load
+from lightning_core.running.prepare import find_backend
 from lightning_core.settings import Settings
 
 _FREE_BYTES: Final = 2 * 1024**3
-
-
-class Verdict(StrEnum):
-    """What a finding means."""
-
-    GOOD = "ok"
-    """As it should be."""
-    OPTIONAL = "note"
-    """Something that only some uses need."""
-    BAD = "problem"
-    """Something that keeps lightning-core from working."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """What one check found."""
-
-    what: str
-    verdict: Verdict
-    found: str
-    fix: str = ""
+_COLOURS: Final = {Verdict.GOOD: "green", Verdict.OPTIONAL: "yellow", Verdict.BAD: "red"}
 
 
 @click.command("doctor")
-def command() -> int:
-    """Check this machine, and say what to do about what is missing."""
+@click.option(
+    "--backend", "name", help="Also whether this backend can work here, and its environment."
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="The Python of the backend's own environment; without it where the backend looks for it.",
+)
+def command(name: str | None, python: str | None) -> int:
+    """Check this machine, and say what to do about what is missing.
+
+    The exit status is 1 where a problem was found.
+    """
+    if python and not name:
+        raise UsageError("`--python`: is a backend's; name it with `--backend`")
+    findings = list(_examine())
+    if name:
+        backend = find_backend(name, installed())
+        findings += backend.examine({"python": python} if python else {})
+    return show(findings)
+
+
+def show(findings: Sequence[Finding]) -> int:
+    """Print findings, and below what to do, uncut so that a command can be copied; 1 where one is a problem, else 0."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("", "what", "found", "what to do"):
+    for column in ("", "what", "found"):
         table.add_column(column, overflow="fold")
-    colours = {Verdict.GOOD: "green", Verdict.OPTIONAL: "yellow", Verdict.BAD: "red"}
-    problems = 0
-    for finding in _examine():
-        problems += finding.verdict is Verdict.BAD
-        colour = colours[finding.verdict]
+    for finding in findings:
         table.add_row(
-            f"[{colour}]{finding.verdict}[/{colour}]", finding.what, finding.found, finding.fix
+            Text(finding.verdict, _COLOURS[finding.verdict]),
+            Text(finding.what),
+            Text(finding.found),
         )
     out = console()
     out.print(table)
+    problems = sum(finding.verdict is Verdict.BAD for finding in findings)
+    # The worst stands last, where it is seen.
+    for verdict in (Verdict.OPTIONAL, Verdict.BAD):
+        for finding in findings:
+            if finding.verdict is verdict and finding.fix:
+                line = Text.assemble(
+                    (f"{verdict}  ", _COLOURS[verdict]), (finding.what, "bold"), f": {finding.fix}"
+                )
+                out.print()
+                out.print(line, soft_wrap=True)
     out.print(
         f"\n{problems} problem{'' if problems == 1 else 's'}", style="red" if problems else "green"
     )

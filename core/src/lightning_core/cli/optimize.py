@@ -10,9 +10,10 @@ import msgspec
 from rich.text import Text
 
 from lightning_core.children import take_token
-from lightning_core.cli import AgentCommand, pairs
+from lightning_core.cli import pairs
 from lightning_core.cli.options import running_options
 from lightning_core.cli.run import reward_of
+from lightning_core.cli.runfile import RunFileCommand
 from lightning_core.cli.terminal import complete, console
 from lightning_core.learn.compare import Gain
 from lightning_core.optimization import OptimizeConfig
@@ -23,7 +24,7 @@ from lightning_core.runs import OptimizeResult
 from lightning_core.sampling import DEFAULT_MAX_TOKENS
 
 
-@click.command("optimize", cls=AgentCommand)
+@click.command("optimize", cls=RunFileCommand)
 @click.argument("agent", required=False)
 @click.option(
     "--tasks", required=True, help="Tasks to learn from: a .jsonl, .csv or .parquet file."
@@ -175,7 +176,8 @@ def command(
 ) -> None:
     """Make an agent better: run it on tasks, score it, learn from what it did; end in a file that can be applied.
 
-    AGENT is `path.py:attr` or `module:attr`; or give a command line in any language after `--`.
+    AGENT is `path.py:attr` or `module:attr`; or give a command line in any language after `--`. It may also be a file
+    of these options, such as `run.toml`; options beside it go before what it says.
     """
     if (agent is None) == (not command_line):
         raise click.UsageError("give either AGENT or a command line after `--`")

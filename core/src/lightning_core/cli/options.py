@@ -32,7 +32,14 @@ _OPTIONS = (
         type=click.IntRange(0),
         default=1,
         show_default=True,
-        help="Worker processes; 0, with --server, leaves the work to workers elsewhere.",
+        help="Workers; 0, with --server, leaves the work to workers elsewhere.",
+    ),
+    click.option(
+        "--executor",
+        default="process",
+        show_default=True,
+        metavar="NAME[:ADDRESS]",
+        help="Where workers run: process, on this machine; ray, ray:auto, ray:HOST:PORT, on a cluster.",
     ),
     click.option("--name", help="The run's name."),
     click.option(

@@ -78,6 +78,8 @@ class StepReport(Record, frozen=True, kw_only=True):
     """Samples of the step."""
     dropped: int = 0
     """Chains of scored rollouts that have nothing to learn from."""
+    too_long: int = 0
+    """Samples that are longer than the trainer can take: left out whole."""
     tokens: int = 0
     """Tokens of the samples."""
     trainable_tokens: int = 0
@@ -110,6 +112,7 @@ class StepReport(Record, frozen=True, kw_only=True):
             "groups/small": self.small_groups,
             "samples/all": self.samples,
             "samples/dropped": self.dropped,
+            "samples/too_long": self.too_long,
             "samples/credits_missing": self.credits_missing,
             "tokens/all": self.tokens,
             "tokens/trainable": self.trainable_tokens,
@@ -148,6 +151,7 @@ def report(
     small: Set[Key],
     credits_missing: int,
     dropped: int,
+    too_long: int,
     drift: Drift,
     rules: SampleRules,
     version: int | None,
@@ -197,6 +201,7 @@ def report(
         advantage=spread(advantages),
         samples=len(samples),
         dropped=dropped,
+        too_long=too_long,
         tokens=sum(len(sample.token_ids) for sample in samples),
         trainable_tokens=sum(sample.trainable_tokens for sample in samples),
         staleness=staleness,

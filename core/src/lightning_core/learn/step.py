@@ -41,7 +41,7 @@ class LearningRules(msgspec.Struct, frozen=True, kw_only=True):
     """How a step is made.
 
     Raises:
-        UsageError: there is no such estimator, or `min_group` is below 1.
+        UsageError: there is no such estimator, or `min_group` or `max_tokens` is below 1.
     """
 
     samples: SampleRules = SampleRules()
@@ -60,6 +60,8 @@ class LearningRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a group without a signal gives no samples, as with DAPO's dynamic sampling (arXiv 2503.14476). Else its
     samples have advantage 0 and their share of the weight, so that a step's size does not depend on its luck. Where
     the trainer makes the advantages, nothing is dropped for it."""
+    max_tokens: int | None = None
+    """Tokens that the trainer can take in one sample; a longer one is left out whole, and counted. None has no bound."""
     version: int | None = None
     """The version of the policy that is trained, for the report's staleness."""
 
@@ -67,8 +69,9 @@ class LearningRules(msgspec.Struct, frozen=True, kw_only=True):
         if self.estimator not in ESTIMATORS:
             names = ", ".join(f"`{name}`" for name in sorted(ESTIMATORS))
             raise UsageError(f"estimator {self.estimator!r}: expected one of {names}")
-        if self.min_group < 1:
-            raise UsageError(f"`min_group`: expected at least 1 but got {self.min_group!r}")
+        for name, value in (("min_group", self.min_group), ("max_tokens", self.max_tokens)):
+            if value is not None and value < 1:
+                raise UsageError(f"`{name}`: expected at least 1 but got {value!r}")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +102,7 @@ def make_step(groups: Sequence[Sequence[Trace]], rules: LearningRules | None = N
 
     samples: list[Sample] = []
     places: list[int] = []
-    missing = dropped = 0
+    missing = dropped = too_long = 0
     for place, (rollout, one) in enumerate(zip(rollouts, built, strict=True)):
         if rollout.status is not RewardStatus.SCORED:
             continue
@@ -108,6 +111,8 @@ def make_step(groups: Sequence[Sequence[Trace]], rules: LearningRules | None = N
             missing += lost
             if credited is None:
                 dropped += 1
+            elif rules.max_tokens is not None and len(credited.token_ids) > rules.max_tokens:
+                too_long += 1
             else:
                 samples.append(credited)
                 places.append(place)
@@ -136,6 +141,7 @@ def make_step(groups: Sequence[Sequence[Trace]], rules: LearningRules | None = N
             small=small,
             credits_missing=missing,
             dropped=dropped,
+            too_long=too_long,
             drift=merge_drift(one.drift for one in built),
             rules=rules.samples,
             version=rules.version,

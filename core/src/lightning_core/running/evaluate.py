@@ -41,6 +41,7 @@ async def run(
     budget: Budget | None = None,
     isolate: bool = False,
     workers: int = 1,
+    executor: str = "process",
     name: str | None = None,
     runs: str | Path | None = None,
     resume: bool = False,
@@ -76,8 +77,10 @@ async def run(
             worker's own failure.
         budget: model calls and tokens that one attempt may use.
         isolate: one process for each attempt, for agents that block, crash or keep global state.
-        workers: how many worker processes; 0 leaves the work to workers elsewhere (with `server`). A live object
-            always runs in this process.
+        workers: how many workers; 0 leaves the work to workers elsewhere (with `server`). A live object always runs
+            in this process.
+        executor: where workers run: `process`, child processes of this one; or another installed one by its name, with
+            an address where it takes one, such as `ray` or `ray:HOST:PORT`.
         name: the run's name; made from the agent's name and the time by default.
         runs: the folder that holds run folders; `LIGHTNING_CORE_RUNS`, else `runs`.
         resume: go on with the run `name`: rollouts that have ended are not run again. Agent, reward, model and tasks
@@ -116,6 +119,7 @@ async def run(
         budget=budget,
         isolate=isolate,
         workers=workers,
+        executor=executor,
         name=name,
         runs=runs,
         resume=resume,

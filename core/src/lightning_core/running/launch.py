@@ -18,11 +18,11 @@ from typing import Any, Final
 import msgspec
 
 from lightning_core.adapter import Adapter
-from lightning_core.children import Child
 from lightning_core.client import Client
 from lightning_core.engine import Endpoint, Engine
 from lightning_core.engines import ChosenEngine
 from lightning_core.errors import LightningError, UsageError, WireError
+from lightning_core.executor import Executor, MakeWorker, WorkerHandle, WorkerOrder, split_executor
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.instrument.context import PLACEHOLDER_KEY
@@ -64,6 +64,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`module:attr` or `path.py:attr`."""
     command: tuple[str, ...] = ()
     """A command line."""
+    executor: Executor | None = None
+    """What runs the workers; None for a live object, and where the run starts none."""
     reward: RewardFunction | None = None
     """What scores the rollouts."""
     engine: ChosenEngine | None = None
@@ -168,14 +170,23 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
     """A run with all that it needs; what was started is ended on leaving, whatever happened.
 
     Raises:
-        UsageError: a token is missing for a server elsewhere, or another run has the name there.
-        WireError: the server or a worker did not start.
+        UsageError: a token is missing for a server elsewhere, or another run has the name there, or workers could not
+            reach the server.
+        WireError: the server, the executor or a worker did not start.
         EngineError: the model could not be served.
     """
     async with AsyncExitStack() as stack:
         wanted = plan.config.optimize
         steps = None if wanted is None else wanted.steps
         progress = stack.enter_context(LiveProgress(plan.config.name, steps))
+        make = None
+        if plan.executor is not None:
+            # First: to find out that workers have no place takes less time than to load a model.
+            progress.say("starting workers")
+            _, address = split_executor(plan.config.executor)
+            make = await stack.enter_async_context(
+                plan.executor.opened(address, server=plan.server, logs=plan.folder.logs)
+            )
         base = await stack.enter_async_context(
             serving(
                 plan.folder,
@@ -211,12 +222,12 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
                 stack.enter_context(_some_key())
             token = await base.client.worker_token()
             run.watch((await stack.enter_async_context(_worker_here(plan, base.url, token)))())
-        elif plan.config.workers:
+        elif make is not None:
             token = await base.client.worker_token()
             names = tuple(_worker_name(plan, number) for number in range(plan.config.workers))
-            make = partial(_worker_child, plan, base.url, token)
+            ordered = partial(_worker, plan, make, base.url, token)
             force = await stack.enter_async_context(
-                Workforce(run, make, names, plan.config.concurrency)
+                Workforce(run, ordered, names, plan.config.concurrency)
             )
             run.watch(force.died())
         else:
@@ -289,8 +300,10 @@ async def _worker_here(
             await asyncio.gather(working, return_exceptions=True)
 
 
-def _worker_child(plan: LaunchPlan, url: str, token: str, number: int, concurrency: int) -> Child:
-    """A worker in a process of its own, for an agent that is named."""
+def _worker(
+    plan: LaunchPlan, make: MakeWorker, url: str, token: str, number: int, concurrency: int
+) -> WorkerHandle:
+    """A worker outside this process, for an agent that is named."""
     arguments = ["--server", url, "--name", _worker_name(plan, number), "--run", plan.config.name]
     arguments += ["--concurrency", str(concurrency)]
     if plan.config.isolate:
@@ -299,10 +312,10 @@ def _worker_child(plan: LaunchPlan, url: str, token: str, number: int, concurren
         arguments += ["--agent", plan.spec]
     if plan.command:
         arguments += ["--", *plan.command]
-    return Child(
-        f"worker {number}",
-        "lightning_core.worker",
-        arguments,
+    order = WorkerOrder(
+        what=f"worker {number}",
+        arguments=tuple(arguments),
+        token=token,
         log=plan.folder.logs / f"worker-{number}.log",
-        secret=token,
     )
+    return make(order)

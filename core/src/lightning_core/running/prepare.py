@@ -19,6 +19,7 @@ from lightning_core.capability import Capability, require
 from lightning_core.client import Client
 from lightning_core.engines import create_engine
 from lightning_core.errors import CapabilityError, UsageError
+from lightning_core.executor import Executor, split_executor
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, reward_name
 from lightning_core.optimization import OptimizeConfig
@@ -58,6 +59,7 @@ class RunOptions(TypedDict, total=False):
     budget: Budget | None
     isolate: bool
     workers: int
+    executor: str
     name: str | None
     runs: str | Path | None
     resume: bool
@@ -117,6 +119,7 @@ async def prepare(
         budget=options.get("budget") or Budget(),
         isolate=options.get("isolate", False),
         workers=options.get("workers", 1),
+        executor=options.get("executor", "process"),
         fields=dict(options.get("fields") or {}),
         split=split,
         limit=options.get("limit"),
@@ -124,6 +127,7 @@ async def prepare(
         optimize=optimize,
     )
     adapter = _check_agent(agent, spec, command, config, options.get("adapter"), server, plugins)
+    executor = _find_executor(config, live, plugins)
     reward = _find_reward(options.get("reward"), plugins)
     model = options.get("model")
     backend = None if optimize is None else find_backend(optimize.backend, plugins)
@@ -184,6 +188,7 @@ async def prepare(
         adapter=adapter,
         spec=spec,
         command=command,
+        executor=executor,
         reward=reward,
         engine=served,
         engine_options=engine_options,
@@ -276,6 +281,28 @@ def _check_engine(
         raise CapabilityError(
             f"{error}; where ids made anew from text will do, add `--allow-retokenized`"
         ) from None
+
+
+def _find_executor(config: RunConfig, live: bool, plugins: Plugins) -> Executor | None:
+    """The executor of the run's workers, checked; None where the run starts none."""
+    name, address = split_executor(config.executor)
+    known = plugins.executors()
+    if name not in known:
+        names = ", ".join(f"`{each}`" for each in known)
+        raise UsageError(
+            f"executor `{name}`: not installed; installed are {names}; `lightning-verl` has `ray`"
+        )
+    known[name].check(address, config)
+    if not live and config.workers:
+        return known[name]
+    if name != "process":
+        why = (
+            "a live object runs in this process; give `module:attr` or `path.py:attr`"
+            if live
+            else "the run starts no worker with `--workers 0`; take 1 or more"
+        )
+        raise UsageError(f"executor `{name}`: {why}")
+    return None
 
 
 def _find_reward(reward: RewardFunction | str | None, plugins: Plugins) -> RewardFunction | None:

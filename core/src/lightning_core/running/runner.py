@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from lightning_core.capability import Capability, require
 from lightning_core.client import Client, WorkerEnd
 from lightning_core.engine import Endpoint, Engine
@@ -123,6 +125,7 @@ class ServedRun(Run):
         self._graders = asyncio.Semaphore(_GRADERS)
         self._watching: list[asyncio.Task[None]] = []
         self._settled: Callable[[Trace], None] | None = None
+        self._again: Callable[[Rollout], bool] = lambda _: False
         self._failure: LightningError | None = None
         self._over = asyncio.Event()
         self._patience = Patience(patience, self._note)
@@ -200,9 +203,14 @@ class ServedRun(Run):
         """The same traces as the store has them now, with rewards that have come since."""
         return list(await asyncio.gather(*map(self._scoring.reread, traces)))
 
-    def delegate(self, settled: Callable[[Trace], None]) -> Access:
+    def delegate(
+        self,
+        settled: Callable[[Trace], None],
+        *,
+        again: Callable[[Rollout], bool] = lambda _: False,
+    ) -> Access:
         """Settle every rollout of the run that ends, whoever enqueued it; where the server is."""
-        self._settled = settled
+        self._settled, self._again = settled, again
         self._watching.append(asyncio.create_task(self._unless_it_fails(self._resync())))
         return Access(url=self._client.url, token=self._client.token)
 
@@ -468,6 +476,8 @@ class ServedRun(Run):
             for rollout in page:
                 if rollout.status.ended:
                     self._take(rollout.id)
+                    if self._again(rollout):
+                        self._tell_again(rollout.id)
             if len(page) < _PAGE:
                 return
             after = page[-1].id
@@ -482,9 +492,27 @@ class ServedRun(Run):
         else:
             return
         self._taken.add(rollout_id)
+        self._grade(work, rollout_id)
+
+    def _grade(self, work: Coroutine[Any, Any, None], rollout_id: str) -> None:
         grading = asyncio.create_task(self._unless_it_fails(work), name=f"grade {rollout_id}")
         self._grading.add(grading)
         grading.add_done_callback(self._grading.discard)
+
+    def _tell_again(self, rollout_id: str) -> None:
+        """Tell the backend of a rollout that an earlier start has settled."""
+        settled = self._settled
+        if settled is None or rollout_id in self._taken or rollout_id in self._open:
+            return
+
+        async def tell() -> None:
+            async with self._graders:
+                trace = await self._patience.ask(lambda: self._client.trace(rollout_id))
+                task = self._known.get(trace.rollout.task_id, trace.task)
+                settled(msgspec.structs.replace(trace, task=task))
+
+        self._taken.add(rollout_id)
+        self._grade(tell(), rollout_id)
 
     async def _settle(self, rollout: Rollout, future: asyncio.Future[Trace]) -> None:
         async with self._graders:

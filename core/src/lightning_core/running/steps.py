@@ -15,10 +15,10 @@ def step_line(step: int, steps: int | None, metrics: Mapping[str, Any]) -> str:
         if low is not None and high is not None:
             parts[-1] += f" [{low:.2f}, {high:.2f}]"
     for key, name in (
-        ("loss", "loss"),
-        ("kl", "kl"),
-        ("entropy", "entropy"),
-        ("clip_share", "clipped"),
+        ("update/loss", "loss"),
+        ("update/approx_kl", "kl"),
+        ("update/entropy", "entropy"),
+        ("update/clip_share", "clipped"),
     ):
         if metrics.get(key) is not None:
             parts.append(f"{name} {_number(metrics, key)}")

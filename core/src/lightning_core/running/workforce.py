@@ -1,4 +1,4 @@
-"""Workforce: the worker processes of a run, kept alive.
+"""Workforce: the workers of a run, kept alive.
 
 An agent may end the process that runs it, and with it every other attempt there. What such a worker held ends as `lost`
 and is tried again; until all of that has ended, workers run one attempt at a time, so that an agent which ends its
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from lightning_core.children import Child
 from lightning_core.client import WorkerEnd
 from lightning_core.errors import LightningError, WireError
+from lightning_core.executor import WorkerHandle
 from lightning_core.redaction import redacted
 
 log = logging.getLogger("lightning_core.run")
@@ -25,6 +25,8 @@ _STRIKES: Final = 3
 """Times in a row that a worker is started again though it died early and held nothing."""
 _LIVED: Final = 30.0
 """Seconds after which a worker's death is not put down to its start."""
+_STARTS: Final = 4
+"""Workers that start at once: each may take a processor while it loads its agent."""
 _LOOK: Final = 0.5
 _PAUSE: Final = 0.5
 
@@ -62,7 +64,7 @@ class Workforce:
     def __init__(
         self,
         run: Caller,
-        make: Callable[[int, int], Child],
+        make: Callable[[int, int], WorkerHandle],
         names: tuple[str, ...],
         concurrency: int,
     ) -> None:
@@ -73,7 +75,7 @@ class Workforce:
         self._lost = 0
         self._untold = 0
         self._paces: dict[int, int] = {}
-        self._children: dict[int, Child] = {}
+        self._workers: dict[int, WorkerHandle] = {}
         self._keeping: list[asyncio.Task[LightningError]] = []
 
     async def __aenter__(self) -> Self:
@@ -82,12 +84,18 @@ class Workforce:
         Raises:
             WireError: one did not start; those that did are ended.
         """
+        few = asyncio.Semaphore(_STARTS)
+
+        async def start(number: int) -> WireError | None:
+            async with few:
+                return await self._start(number, self._full)
+
         try:
-            for number in range(len(self._names)):
-                child = self._make(number, self._full)
-                await child.start()
-                self._children[number] = child
-                self._paces[number] = self._full
+            numbers = range(len(self._names))
+            problems = await asyncio.gather(*map(start, numbers), return_exceptions=True)
+            for problem in problems:
+                if problem is not None:
+                    raise problem
         except BaseException:
             await self._stop()
             raise
@@ -117,9 +125,9 @@ class Workforce:
         )
 
     async def _stop(self) -> None:
-        children = list(self._children.values())
-        self._children.clear()
-        await asyncio.gather(*(child.stop() for child in children))
+        workers = list(self._workers.values())
+        self._workers.clear()
+        await asyncio.gather(*(worker.stop() for worker in workers))
 
     @property
     def _pace(self) -> int:
@@ -156,8 +164,8 @@ class Workforce:
 
     async def _end(self, number: int, pace: int) -> WireError | None:
         """Wait until the worker ends by itself, and why; or end it where it is to go at another pace."""
-        child = self._children[number]
-        dying = asyncio.ensure_future(child.died())
+        worker = self._workers[number]
+        dying = asyncio.ensure_future(worker.died())
         try:
             while True:
                 await asyncio.wait([dying], timeout=_LOOK)
@@ -165,7 +173,7 @@ class Workforce:
                     return dying.result()
                 if self._pace != pace:
                     # What it runs is reported as cancelled, which costs no attempt.
-                    await child.stop()
+                    await worker.stop()
                     return None
         finally:
             dying.cancel()
@@ -183,7 +191,7 @@ class Workforce:
         try:
             while others and any(pace > 1 for pace in self._paces.values()):
                 await asyncio.sleep(_LOOK / 5)
-            status = self._children[number].exit_status
+            status = self._workers[number].exit_status
             end = await self._tell(name, f"{reason}; it ran this attempt then", status)
         finally:
             self._untold -= others
@@ -204,11 +212,11 @@ class Workforce:
         return end
 
     async def _start(self, number: int, pace: int) -> WireError | None:
-        child = self._make(number, pace)
+        worker = self._make(number, pace)
         self._paces[number] = pace
         try:
-            await child.start()
+            await worker.start()
         except WireError as error:
             return error
-        self._children[number] = child
+        self._workers[number] = worker
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from lightning_core.errors import LightningError
+from lightning_core.plugins import installed
 from lightning_verl.job import Done, Failed, Job, Platform, Progress, Report
 
 _GRACE: Final = 15.0
@@ -34,11 +36,9 @@ def main() -> int:
         _train(job, reports)
     except _Stop:
         return 1
-    except LightningError as error:
-        _report(reports, Failed(message=str(error)))
-        return 1
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, LightningError):
+            traceback.print_exc()
         _report(reports, Failed(message=explain(error)))
         return 1
     finally:
@@ -52,6 +52,8 @@ def _train(job: Job, reports: BinaryIO) -> None:
     from lightning_verl.trainer import private, task_runner
 
     private.check()
+    # A credit rule of a plugin has to be here too.
+    job.learning.rules(0, installed().credit())
     if job.platform is Platform.CPU:
         _check_platform()
     config = _config(job)
@@ -100,27 +102,40 @@ def _check_platform() -> None:
         )
 
 
-_HINTS: Final = {
-    "no materializable trajectories": "no rollout of the step could be learnt from: none was scored, or no two of one task."
-    " `lightning-core show RUN` says how they ended, and the log above which were left out",
-    "out of memory": "memory ran out; lower `actor_rollout_ref.rollout.gpu_memory_utilization` or"
-    " `actor_rollout_ref.actor.ppo_max_token_len_per_gpu`, or offload with"
-    " `actor_rollout_ref.actor.fsdp_config.param_offload=true`",
-    "OutOfMemoryError": "Ray ended a process since this machine's memory ran out; take fewer rollouts a step, a smaller"
-    " model or a larger machine",
-}
-"""What an error's text holds, and what to do about it."""
+_HINTS: Final = (
+    (
+        "running low on memory",
+        "this machine's memory ran out, and Ray ended a process; take a smaller model or fewer rollouts a step, end other"
+        " programs, or take a larger machine",
+    ),
+    (
+        "out of memory",
+        "the device's memory ran out; lower `actor_rollout_ref.rollout.gpu_memory_utilization` or"
+        " `actor_rollout_ref.actor.ppo_max_token_len_per_gpu`, or offload with"
+        " `actor_rollout_ref.actor.fsdp_config.param_offload=true`",
+    ),
+    (
+        "EngineDeadError",
+        "vLLM died; the log above says of what",
+    ),
+)
+"""What an error's text holds, and what to do about it; the first that fits."""
 
 
 def explain(error: Exception) -> str:
     """An error for a person, with the next step where it is known."""
     # Ray's hold the whole remote traceback, and what was raised there as `cause`.
     inner = getattr(error, "cause", None) or error
-    text = f"{type(inner).__name__}: {inner}".strip()
+    text = (
+        str(inner)
+        if isinstance(inner, LightningError)
+        else f"{type(inner).__name__}: {inner}".strip()
+    )
     if len(text) > _LONGEST:
         text = "… " + text[-_LONGEST:]
-    hints = [hint for sign, hint in _HINTS.items() if sign in f"{type(inner).__name__} {error}"]
-    return "\n".join([text, *hints])
+    whole = f"{type(inner).__name__} {error}"
+    hints = (hint for sign, hint in _HINTS if sign in whole)
+    return "\n".join([text, *itertools.islice(hints, 1)])
 
 
 def _claim_stdout() -> BinaryIO:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
+import msgspec
 import ray
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
@@ -14,13 +18,15 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from lightning_core.client import Client
-from lightning_core.learn import SampleRules
+from lightning_core.learn.credit import CreditRuleFactory
+from lightning_core.plugins import installed
 from lightning_core.rollout import Mode, Rollout
+from lightning_core.trace import Trace
 from lightning_verl.job import Job
 from lightning_verl.steps import STEP
 from lightning_verl.trainer.holder import job_of
 from lightning_verl.trainer.rollouts import Rollouts
-from lightning_verl.trainer.samples import Row, rows_of
+from lightning_verl.trainer.samples import NOTE, Row, filler_row, rows_of
 
 log = logging.getLogger("lightning_verl.trainer")
 
@@ -31,55 +37,60 @@ class RolloutLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
     """One rollout of one task: enqueued on the run's server under an id that a repeated step makes again."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """The samples of the rollout, each with the rollout's reward.
+        """The samples of the rollout; in validation one row, with the reward and nothing to learn.
 
-        None, where it has no reward, or is the only one of its group that has: verl's statistics are over the
-        rollouts that have rows, and it would take a lone reward for an advantage.
+        None where it has no reward, or nothing to learn from. What it counts for in its group is in the others' rows.
         """
-        job, rollouts = await _shared()
-        info = dict(row["extra_info"])
+        shared = await _shared()
+        job, info = shared.job, dict(row["extra_info"])
         mode, step, session = Mode(info["mode"]), int(row["global_steps"]), int(row["session_id"])
         of = self.rollout_config
         count = int(of.n if mode is Mode.TRAIN else of.val_kwargs.n)
-        traces = await rollouts.group(group_of(job, info, mode, step, count))
+        draw = shared.draws.number(str(row["uid"]), (mode, step, int(info["index"])))
+        rollouts = group_of(job, info, mode, step, count, draw)
+        group, rollout = str(rollouts[0].group), rollouts[session].id
+        traces = await shared.rollouts.group(rollouts)
         trace = traces[session]
+        filler = self.tokenizer.eos_token_id or 0
         if trace.reward is None:
-            log.warning(
-                "rollout `%s`: not scored (%s); left out", trace.rollout.id, trace.attempt.cause
-            )
-            return []
-        if mode is Mode.TRAIN and sum(each.reward is not None for each in traces) < 2:
-            log.warning("rollout `%s`: alone of its group has a reward; left out", trace.rollout.id)
-            return []
-        rules = SampleRules(train_agents=job.train_agents, allow_retokenized=job.allow_retokenized)
-        # The policy that step N learns from is the one after step N-1; validation is after the step it is named by.
-        version = step if mode is Mode.VAL else step - 1
-        rows = rows_of(trace, rules, version=version, filler=self.tokenizer.eos_token_id or 0)
-        seconds = sum(max(0.0, call.ended_at - call.started_at) for call in trace.calls)
-        return [self._output(each, trace.reward, len(trace.calls), seconds) for each in rows]
+            log.warning("rollout `%s`: not scored (%s); left out", rollout, trace.attempt.cause)
+        if mode is Mode.VAL:
+            if trace.reward is None:
+                return []
+            return [self._output(filler_row(rollout, group, version=step, filler=filler), trace)]
+        # The policy that step N learns from is the one after step N-1.
+        rules = job.learning.rules(step - 1, shared.credit)
+        rows = rows_of(traces, rules, group=group, filler=filler)
+        return [self._output(each, trace) for each in rows.get(rollout, [])]
 
     @staticmethod
-    def _output(row: Row, reward: float, turns: int, seconds: float) -> AgentLoopOutput:
+    def _output(row: Row, trace: Trace) -> AgentLoopOutput:
+        seconds = sum(max(0.0, call.ended_at - call.started_at) for call in trace.calls)
         return AgentLoopOutput(
             prompt_ids=row.prompt_ids,
             response_ids=row.response_ids,
             response_mask=row.response_mask,
             response_logprobs=row.response_logprobs,
-            reward_score=reward,
-            num_turns=turns,
+            reward_score=trace.reward or 0.0,
+            num_turns=len(trace.calls),
             metrics=AgentLoopMetrics(generate_sequences=seconds),
             extra_fields={
                 "reward_extra_info": {},
                 "min_global_steps": row.oldest,
                 "max_global_steps": row.newest,
+                NOTE: msgspec.json.encode(row.note),
             },
         )
 
 
-def group_of(job: Job, info: dict[str, Any], mode: Mode, step: int, count: int) -> list[Rollout]:
-    """The rollouts of a row of the dataset in a step."""
+def group_of(
+    job: Job, info: dict[str, Any], mode: Mode, step: int, count: int, draw: int = 0
+) -> list[Rollout]:
+    """The rollouts of a row of the dataset in a step, drawn there for the `draw`-th time more than once."""
     kind = "step" if mode is Mode.TRAIN else "val"
     stem = f"{job.run}:{info['task']}:{kind}-{step}.{info['index']}"
+    if draw:
+        stem = f"{stem}.{draw}"
     return [
         Rollout(
             id=f"{stem}:{number}",
@@ -96,20 +107,45 @@ def group_of(job: Job, info: dict[str, Any], mode: Mode, step: int, count: int) 
     ]
 
 
-_made: dict[asyncio.AbstractEventLoop, asyncio.Task[tuple[Job, Rollouts]]] = {}
+class Draws:
+    """Tells apart the times that a row is drawn within a step: where there are few tasks, one may be drawn again."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._counts: Counter[Hashable] = Counter()
+
+    def number(self, uid: str, place: Hashable) -> int:
+        """Which draw of a place verl's id is: 0 for the first."""
+        if uid not in self._numbers:
+            self._numbers[uid] = self._counts[place]
+            self._counts[place] += 1
+        return self._numbers[uid]
 
 
-async def _shared() -> tuple[Job, Rollouts]:
-    """What all agent loops of this process share."""
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+    """What all agent loops of a process share."""
+
+    job: Job
+    rollouts: Rollouts
+    credit: Mapping[str, CreditRuleFactory]
+    draws: Draws = dataclasses.field(default_factory=Draws)
+
+
+_made: dict[asyncio.AbstractEventLoop, asyncio.Task[_Shared]] = {}
+
+
+async def _shared() -> _Shared:
     loop = asyncio.get_running_loop()
     if loop not in _made:
         _made[loop] = loop.create_task(_make())
     return await asyncio.shield(_made[loop])
 
 
-async def _make() -> tuple[Job, Rollouts]:
+async def _make() -> _Shared:
     async with asyncio.timeout(_MOST_SECONDS):
         job = await job_of(ray)
     # Closed with the process: verl tells agent loops of no end.
     client = await Client(job.url, job.token).__aenter__()
-    return job, Rollouts(client, job.run, grading_timeout=job.grading_timeout)
+    rollouts = Rollouts(client, job.run, grading_timeout=job.grading_timeout)
+    return _Shared(job, rollouts, installed().credit())

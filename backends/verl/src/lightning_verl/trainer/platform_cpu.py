@@ -1,12 +1,13 @@
 """The platform `lightning_cpu`: verl's own trainer on processors, for tests and proofs. Registered with verl by name.
 
 verl loads this module in each of its processes, so it does nothing but register a class, until `VERL_PLATFORM` asks for
-it.
+it; and let verl's critic do without flash-attn where there is none, on any platform.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import types
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from lightning_verl.job import CPU_PLATFORM
+from lightning_verl.trainer import attention
 
 
 class _Device(types.ModuleType):
@@ -63,9 +65,18 @@ class _Device(types.ModuleType):
 _device = _Device("lightning_verl_cpu_device")
 
 
+class _Number(str):
+    """The device. It reads as its number where verl makes `cpu:NUMBER` of it."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
 @PlatformRegistry.register(platform=CPU_PLATFORM)
 class CPUPlatform(PlatformBase):  # type: ignore[misc]  # verl has no types
-    """Processors. There is one device, and Ray is told of an accelerator that stands for it."""
+    """Processors. Each worker sees one device, and Ray is told of accelerators that stand for them."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -85,7 +96,7 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]  # verl has no types
 
     def current_device(self) -> Any:
         """The device."""
-        return torch.device("cpu")
+        return _Number("cpu")
 
     def device_count(self) -> int:
         """One."""
@@ -168,5 +179,32 @@ def _accept_gloo_twice() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
+def _share_out_from_main_memory() -> None:
+    """FSDP1 refuses to share out weights that lie in main memory, since NCCL could not. Gloo can."""
+    from torch.distributed.fsdp import _init_utils
+
+    name = "_check_module_states_for_sync_module_states"
+    if not hasattr(_init_utils, name):
+        raise RuntimeError(
+            f"platform `cpu`: `torch.distributed.fsdp._init_utils.{name}` is not there in torch {torch.__version__}; install"
+            " the release of torch that docs/verl.md names"
+        )
+    setattr(_init_utils, name, lambda states: None)
+
+
+def _pin_nothing() -> None:
+    """FSDP pins the memory of what it offloads, as it does a reference policy. Without an accelerator torch refuses to."""
+
+    def pin_memory(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return tensor
+
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]  # torch has no other way to ask
+
+
 if os.environ.get("VERL_PLATFORM") == CPU_PLATFORM:
     _accept_gloo_twice()
+    _share_out_from_main_memory()
+    _pin_nothing()
+    attention.take_configured()
+elif importlib.util.find_spec("flash_attn") is None:
+    attention.take_configured()

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from lightning_core.errors import LightningError
 
-_ATTRIBUTES: Final = {
+_NAMES: Final = {
     "verl.trainer.main_ppo": ("run_ppo", "TaskRunnerV1"),
-    "verl.trainer.ppo.v1.trainer_base": ("register_trainer",),
-    "verl.trainer.ppo.v1.trainer_sync": ("PPOTrainerSync",),
+    "verl.trainer.ppo.v1.trainer_base": ("register_trainer", "get_trainer_cls"),
     "verl.experimental.agent_loop.agent_loop": (
         "AgentLoopBase",
         "AgentLoopMetrics",
@@ -23,9 +22,24 @@ _ATTRIBUTES: Final = {
     "verl.utils.config": ("validate_config",),
     "verl.trainer.ppo.utils": ("need_critic", "need_reference_policy"),
     "verl.plugin.platform.platform_manager": ("PlatformRegistry",),
-    "verl.workers.rollout.llm_server": ("LLMServerManager",),
+    "verl.workers.utils.padding": ("response_to_nested",),
+    "transfer_queue": ("KVBatchMeta", "kv_batch_get", "kv_batch_put", "kv_clear"),
 }
-_HOOKS: Final = ("on_init_end", "on_sample_end", "on_step_end")
+"""Modules, and what is taken from them."""
+_METHODS: Final = {
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer"): (
+        "on_init_end", "on_sample_end", "on_step_end",
+        # An advantage for each reply, and updates that do not depend on the number of rows, cannot be had from verl's
+        # registries: an estimator is given neither rollouts nor replies.
+        "_balance_batch", "_compute_advantage",
+    ),
+    ("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer"): (
+        "sample", "_sync_metadata_from_transfer_queue", "_wait_for_next_poll",
+    ),
+    ("verl.trainer.ppo.v1.replay_buffer", "ReplayBufferAsync"): ("sample",),
+    ("verl.workers.rollout.llm_server", "LLMServerManager"): ("get_addresses",),
+}  # fmt: skip
+"""Classes, and the methods of theirs that are called or overridden."""
 
 
 class ChangedError(LightningError):
@@ -38,23 +52,22 @@ def check() -> None:
     Raises:
         ChangedError: with the name.
     """
-    for module, names in _ATTRIBUTES.items():
-        try:
-            found = importlib.import_module(module)
-        except ImportError as error:
-            raise _changed(module, str(error)) from error
+    for module, names in _NAMES.items():
         for name in names:
-            if not hasattr(found, name):
-                raise _changed(f"{module}.{name}", "it is not there")
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-    from verl.workers.rollout.llm_server import LLMServerManager
-
-    for hook in _HOOKS:
-        if not callable(getattr(PPOTrainerSync, hook, None)):
-            raise _changed(f"PPOTrainerSync.{hook}", "it is not there")
-    if not callable(getattr(LLMServerManager, "get_addresses", None)):
-        raise _changed("LLMServerManager.get_addresses", "it is not there")
+            _find(module, name)
+    for (module, name), methods in _METHODS.items():
+        found = _find(module, name)
+        for method in methods:
+            if not callable(getattr(found, method, None)):
+                raise _changed(f"{module}.{name}.{method}", "it is not there")
     task_runner()
+
+
+def _find(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise _changed(f"{module}.{name}", str(error)) from error
 
 
 def task_runner() -> type[Any]:

@@ -20,18 +20,25 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]  # 
         base_sync_done: bool = False,
         use_shm: bool = False,
     ) -> None:
-        """Receive all weights, then load them.
+        """Receive all weights, then load them; or a LoRA adapter, which replaces the one before it.
 
         Raises:
-            NotImplementedError: a LoRA adapter is to be loaded.
+            NotImplementedError: the base model of an adapter is to be loaded.
         """
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import (
             BucketedWeightReceiver,
         )
 
         if peft_config and base_sync_done:
+            # An adapter lies beside vLLM's packed weights, so verl's own way of loading one works here too.
+            super().update_weights_from_ipc(
+                peft_config=peft_config, base_sync_done=base_sync_done, use_shm=use_shm
+            )
+            return
+        if peft_config:
             raise NotImplementedError(
-                "platform `cpu`: vLLM takes no LoRA adapters here; train all weights (`lora_rank` 0)"
+                "platform `cpu`: with LoRA adapters vLLM has to load the base model itself; set"
+                " `actor_rollout_ref.rollout.load_format=auto`"
             )
         received: list[tuple[str, torch.Tensor]] = []
 

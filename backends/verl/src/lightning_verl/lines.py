@@ -1,15 +1,17 @@
-"""The numbers that verl's file logger writes, line by line as they come."""
+"""Files that the trainer writes line by line, read as they grow."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
+
 
 class StepMetrics(msgspec.Struct, frozen=True):
-    """One line of the file."""
+    """A line of verl's file logger."""
 
     step: int
     """verl's global step; 0 before the first."""
@@ -17,15 +19,21 @@ class StepMetrics(msgspec.Struct, frozen=True):
     """Numbers by verl's names; None for what is no number."""
 
 
-class MetricsFile:
-    """Reads a file that grows."""
+class LinesFile(Generic[T]):
+    """Reads a file of JSON lines that grows; begins it anew.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        kind: what a line is.
+    """
+
+    def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
+        self._decoder = msgspec.json.Decoder(kind)
         self._at = 0
         path.unlink(missing_ok=True)
 
-    def read(self) -> list[StepMetrics]:
+    def read(self) -> list[T]:
         """The whole lines that have come since the last call."""
         try:
             with self._path.open("rb") as file:
@@ -35,8 +43,4 @@ class MetricsFile:
             return []
         whole, newline, _ = new.rpartition(b"\n")
         self._at += len(whole) + len(newline)
-        return [
-            msgspec.json.decode(line, type=StepMetrics)
-            for line in whole.splitlines()
-            if line.strip()
-        ]
+        return [self._decoder.decode(line) for line in whole.splitlines() if line.strip()]
