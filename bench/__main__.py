@@ -32,6 +32,7 @@ MEANING = {
     "samples-throughput": "tokens into samples per CPU second, slowest of three shapes; 1 million",
     "local-generate": "CPU seconds of the engine for 48 replies; `generate` with prompts' beginnings shared",
     "local-step": "seconds for a step of `optimize`, all in; plain torch on the same load",
+    "verl-bridge": "seconds of a step's rollouts less the agent's own time; verl's own agent loop",
     "import-core": "CPU ms that `import lightning_core` adds to Python; `import aiohttp`",
     "plugins-imports-no-framework": "frameworks that `lightning-core plugins` imports",
     "peer-agentlightning": "requests per CPU second, worse of 1 and 32 connections; agentlightning 1.0.2",
@@ -48,12 +49,16 @@ _PEER_CASES = {
 PEERS = ("peer-agentlightning", "peer-litellm")
 """Only run by name, or as `peers`: they make environments of their own under `bench/.peers` first."""
 
+BY_NAME = (*PEERS, "verl-bridge")
+"""Only run by name; `verl-bridge` needs the verl environment, and takes a quarter of an hour."""
+
 _MODULES = {
     "gateway": "gateway",
     "store": "store",
     "samples": "samples",
     "local-generate": "local_generate",
     "local-step": "local_step",
+    "verl-bridge": "verl_bridge",
     "import": "imports",
     "plugins": "imports",
 }
@@ -85,7 +90,7 @@ def main() -> int:
     for name in options.names:
         if name not in MEANING:
             parser.error(f"no bench {name!r}; there are {', '.join(MEANING)}")
-    names = options.names or [name for name in MEANING if name not in PEERS]
+    names = options.names or [name for name in MEANING if name not in BY_NAME]
     console = Console(stderr=True)
     rows: list[Row] = []
     failed = False

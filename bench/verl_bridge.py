@@ -142,7 +142,8 @@ def _overrides(folder: Path, run: dict[str, Any]) -> list[str]:
     import msgspec
 
     from lightning_core.runs import RunConfig
-    from lightning_verl.config import overrides, plan_of
+    from lightning_verl.config import overrides
+    from lightning_verl.plan import plan_of
 
     config = msgspec.convert(run, RunConfig)
     trainer = folder / "runs/ours/verl"

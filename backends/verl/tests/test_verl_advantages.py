@@ -70,13 +70,12 @@ def as_verl(groups, rules, whitened=False):
     rows = [
         row
         for group in groups
-        for some in rows_of(group, rules, group=group[0].rollout.group, filler=0).values()
+        for some in rows_of(group, rules, group=group[0].rollout.group).values()
         for row in some
     ]
-    width = max(len(row.response_ids) for row in rows)
-    mask = torch.tensor(
-        [row.response_mask + [0] * (width - len(row.response_mask)) for row in rows]
-    )
+    width = max((len(row.response_ids) for row in rows), default=1)
+    padded = [row.response_mask + [0] * (width - len(row.response_mask)) for row in rows]
+    mask = torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
     notes = [row.note for row in rows]
     found = advantages(notes, tuple(mask.shape), whitened=whitened)
     weight = scales([note.rollout for note in notes], mask, rules.aggregation)
@@ -133,7 +132,7 @@ def test_a_value_network_is_given_each_rows_credit_at_the_end_of_its_replies(ste
     groups = built(step)
     rules = LearningRules(estimator="gae")
     for group in groups:
-        for id_, rows in rows_of(group, rules, group="g", filler=0).items():
+        for id_, rows in rows_of(group, rules, group="g").items():
             rewards = {trace.rollout.id: trace.reward for trace in group}
             for row in rows:
                 shape = (1, len(row.response_ids))

@@ -14,8 +14,10 @@ from lightning_core.rollout import Mode
 from lightning_core.runs import RunConfig
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.task import Task
-from lightning_verl.config import GROUPS, OWN, TAKEN, hydra_value, overrides, plan_of
+from lightning_verl.config import overrides
 from lightning_verl.dataset import write_rows
+from lightning_verl.options import GROUPS, OWN, TAKEN, hydra_value
+from lightning_verl.plan import plan_of
 
 
 @pytest.fixture
@@ -291,7 +293,7 @@ def test_fewer_tasks_than_a_batch_are_repeated_under_other_indices(tmp_path):
 def test_the_light_half_imports_nothing_heavy():
     heavy = ["torch", "verl", "ray", "vllm", "transformers", "hydra", "omegaconf", "numpy"]
     code = (
-        "import sys, json, lightning_verl.backend, lightning_verl.config, lightning_verl.process;"
+        "import sys, json, lightning_verl.backend, lightning_verl.process;"
         f"print(json.dumps(sorted(set({heavy}) & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -77,7 +77,8 @@ CONFIGURED = """
     from lightning_core.optimization import OptimizeConfig
     from lightning_core.runs import RunConfig
     from lightning_core.sampling import SamplingPolicy
-    from lightning_verl.config import overrides, plan_of
+    from lightning_verl.config import overrides
+    from lightning_verl.plan import plan_of
     from lightning_verl.job import Job
     from lightning_verl.trainer.__main__ import _config
     def config(options):

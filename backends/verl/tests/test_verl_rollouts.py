@@ -25,6 +25,7 @@ from lightning_core.worker.callable import CallableAdapter
 from lightning_verl.learning import Learning
 from lightning_verl.steps import STEP, Steps, renamed
 from lightning_verl.stragglers import Stragglers
+from lightning_verl.trainer import rollouts as rollouts_module
 from lightning_verl.trainer.rollouts import Rollouts
 from lightning_verl.trainer.samples import rows_of
 
@@ -48,6 +49,12 @@ async def two_turns(question):
                 {"role": "user", "content": "again"},
             ]
     return said
+
+
+async def hangs(question):
+    if question == "question 1":
+        await asyncio.sleep(600)
+    return question
 
 
 async def says_nothing(question):
@@ -133,7 +140,7 @@ async def test_rows_hold_exactly_the_tokens_that_were_recorded(delegated):
     async with delegated() as run:
         traces = await run.rollouts.group(run.group(TASKS[0]))
     trace = traces[0]
-    rows = rows_of(traces, LearningRules(version=9), group="g", filler=0)[trace.rollout.id]
+    rows = rows_of(traces, LearningRules(version=9), group="g")[trace.rollout.id]
     samples = build_samples(trace).samples
     assert len(rows) == len(samples)
     assert [row.prompt_ids + row.response_ids for row in rows] == [
@@ -153,15 +160,45 @@ async def test_rows_hold_exactly_the_tokens_that_were_recorded(delegated):
     assert {(row.oldest, row.newest) for row in rows} == {(4, 4)}
 
 
-async def test_a_group_without_a_token_to_learn_from_gives_one_row_of_mask_0(delegated):
+async def test_a_group_without_a_token_to_learn_from_has_no_rows(delegated):
     async with delegated(says_nothing) as run:
         traces = await run.rollouts.group(run.group(TASKS[0]))
     assert traces[0].reward == float(len("question 0"))
-    found = rows_of(traces, LearningRules(version=9), group="g", filler=2)
-    ((id_, (row,)),) = found.items()
-    assert id_ == traces[0].rollout.id
-    assert (row.prompt_ids, row.response_ids, row.response_mask, row.oldest) == ([2], [2], [0], 9)
-    assert (row.note.group, row.note.pieces) == ("g", ())
+    assert rows_of(traces, LearningRules(version=9), group="g") == {}
+
+
+async def waits(question):
+    if question == "question 1":
+        await asyncio.sleep(3)
+    return question
+
+
+async def test_a_rollout_that_waits_long_for_a_worker_is_waited_for(delegated, monkeypatch):
+    monkeypatch.setattr(rollouts_module, "_LOOK_SECONDS", 0.1)
+    async with delegated(waits) as run:
+        first = asyncio.create_task(run.rollouts.group(run.group(TASKS[1], count=8)))
+        # All of the worker's places are taken for seconds.
+        second = await run.rollouts.group(run.group(TASKS[0]))
+        traces = [*await first, *second]
+    assert {trace.attempt.cause for trace in traces} == {Cause.SUCCESS}
+
+
+async def test_a_rollout_that_is_cancelled_while_it_waits_for_a_worker_comes_back_so(
+    delegated, monkeypatch
+):
+    monkeypatch.setattr(rollouts_module, "_LOOK_SECONDS", 0.1)
+    async with delegated(hangs) as run:
+        blocked = run.group(TASKS[1], count=8)
+        await run.client.enqueue(blocked)
+        group = run.group(TASKS[0])
+        waiting = asyncio.create_task(run.rollouts.group(group))
+        while len(await run.client.rollouts(run="run")) < len(blocked) + len(group):
+            await asyncio.sleep(0.01)
+        for rollout in group:
+            await run.client.cancel(rollout.id, "enough of the others had ended")
+        async with asyncio.timeout(30):
+            traces = await waiting
+    assert [trace.attempt.cause for trace in traces] == [Cause.CANCELLED] * 2
 
 
 async def test_a_rollout_that_failed_comes_back_unscored(delegated):
@@ -178,12 +215,6 @@ async def test_a_reward_that_never_comes_is_not_waited_for_for_ever(delegated, c
         traces = await run.rollouts.group(run.group(TASKS[0]))
     assert [trace.reward for trace in traces] == [None, None]
     assert caplog.text.count("has no reward 0.2 s after its end") == 2
-
-
-async def hangs(question):
-    if question == "question 1":
-        await asyncio.sleep(600)
-    return question
 
 
 async def test_the_late_rollouts_of_a_step_are_cancelled_once_enough_have_ended(delegated):

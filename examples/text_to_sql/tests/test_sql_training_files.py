@@ -15,7 +15,8 @@ from lightning_core.optimization import OptimizeConfig
 from lightning_core.runs import RunConfig
 from lightning_core.sampling import SamplingPolicy
 
-verl = pytest.importorskip("lightning_verl.config", reason="its plan is what the files make")
+verl = pytest.importorskip("lightning_verl.config", reason="its keys are what the files make")
+plan = pytest.importorskip("lightning_verl.plan", reason="its plan is what the files make")
 
 FOLDER = Path(__file__).parents[1]
 SPIDER = Path(__file__).parents[4] / "shared" / "data" / "spider"
@@ -66,7 +67,7 @@ def overrides_of(name):
     )  # fmt: skip
     here = Path("/run")
     return verl.overrides(
-        verl.plan_of(config), config, here, train=here / "train.jsonl", val=here / "val.jsonl",
+        plan.plan_of(config), config, here, train=here / "train.jsonl", val=here / "val.jsonl",
         validates=asked["val"] is not None,
     )  # fmt: skip
 

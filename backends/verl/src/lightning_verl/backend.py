@@ -5,78 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from lightning_core.backend import Backend
 from lightning_core.capability import Capability
 from lightning_core.client import Client
-from lightning_core.errors import EngineError, LightningError, UsageError
+from lightning_core.errors import LightningError, UsageError
 from lightning_core.findings import Finding
 from lightning_core.folder import RunFolder
-from lightning_core.learn.validation import compared
-from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import installed
 from lightning_core.recipe import Recipe
 from lightning_core.records import Json
-from lightning_core.rollout import Mode, Rollout
+from lightning_core.rollout import Mode
 from lightning_core.runs import Access, Artifact, Run, RunConfig
-from lightning_core.task import Task
 from lightning_core.trace import Trace
 from lightning_verl import environment
-from lightning_verl.config import (
-    CHECKPOINTS,
-    CONSUMED,
-    METRICS,
-    Plan,
-    hydra_value,
-    overrides,
-    own_ray,
-    plan_of,
-)
+from lightning_verl.config import CONSUMED, METRICS, overrides, own_ray
 from lightning_verl.dataset import write_rows
 from lightning_verl.examine import examine
 from lightning_verl.export import FORMATS, export
-from lightning_verl.job import (
-    AGENT_LOOP,
-    ASYNC,
-    CPU_PLATFORM,
-    SYNC,
-    Consumed,
-    Done,
-    Failed,
-    Job,
-    Platform,
-    Progress,
-)
-from lightning_verl.lines import LinesFile, StepMetrics
+from lightning_verl.job import AGENT_LOOP, ASYNC, CPU_PLATFORM, SYNC, Job, Platform
+from lightning_verl.options import hydra_value
+from lightning_verl.plan import Plan, plan_of
 from lightning_verl.process import TrainerProcess
 from lightning_verl.recipe import recipe
-from lightning_verl.steps import STEP, Steps, renamed
+from lightning_verl.state import newest_checkpoint, of_later, passed_validation, state_of
+from lightning_verl.steps import Steps
 from lightning_verl.stragglers import Stragglers
+from lightning_verl.watch import Watch
 
-_LOOK: Final = 0.5
-_LATEST: Final = "latest_checkpointed_iteration.txt"
-_STEP_KEY: Final = "training/global_step"
-"""What verl's line of a step has, and that of a validation before the first has not."""
 _WITHDRAW_SECONDS: Final = 10.0
-
-
-class State(msgspec.Struct, kw_only=True):
-    """What `run.save` keeps; the weights are in verl's own checkpoints."""
-
-    backend: str = "verl"
-    """Whose state it is."""
-    python: str = ""
-    """The Python of the verl environment, for `export`."""
-    step: int = 0
-    """Steps that are done."""
-    vals: dict[str, dict[str, list[float]]] = msgspec.field(default_factory=dict)
-    """Rewards of validation by step and task."""
 
 
 class VerlBackend(Backend):
@@ -120,7 +83,7 @@ class VerlBackend(Backend):
         loop = [{"name": AGENT_LOOP, "_target_": "lightning_verl.trainer.agent_loop.RolloutLoop"}]
         # JSON is YAML too.
         (folder / "agent_loop.yaml").write_bytes(msgspec.json.encode(loop) + b"\n")
-        state = _state(run.load(), run.config.name)
+        state = state_of(run.load(), run.config.name)
         state.python = str(python)
         steps = Steps(plan.learning, installed().credit())
         stragglers = Stragglers(plan.asked)
@@ -130,7 +93,7 @@ class VerlBackend(Backend):
             stragglers.add(trace)
 
         # A step that was cut off is learnt from anew, with what of it had ended.
-        access = run.delegate(settled, again=partial(_of_later, state))
+        access = run.delegate(settled, again=partial(of_later, state))
         job = Job(
             run=run.config.name,
             url=access.url,
@@ -138,7 +101,7 @@ class VerlBackend(Backend):
             overrides=overrides(
                 plan, run.config, folder,
                 train=folder / "train.jsonl", val=folder / "val.jsonl", validates=bool(val),
-                resumes=_resumes(run.folder, state, plan.asked),
+                resumes=passed_validation(run.folder, state, plan.asked),
                 flash=environment.has_flash_attention(environment.check(python)),
             ),
             train=run.config.sampling,
@@ -152,7 +115,7 @@ class VerlBackend(Backend):
             grading_timeout=plan.grading_timeout,
             platform=plan.platform,
         )  # fmt: skip
-        watch = _Watch(run, steps, state, folder)
+        watch = Watch(run, steps, state, folder)
         env = _environ(plan, python, folder / METRICS)
         run.say("starting verl")
         try:
@@ -179,7 +142,7 @@ class VerlBackend(Backend):
             EngineError: the merger or the writer failed.
         """
         run = RunFolder(folder)
-        python = environment.find_python(_state(run.load_state(), folder.name).python or None)
+        python = environment.find_python(state_of(run.load_state(), folder.name).python or None)
         checkpoint = newest_checkpoint(folder)
         return export(run.read_config(), checkpoint, python, format=format, output=output)
 
@@ -194,168 +157,6 @@ class VerlBackend(Backend):
             UsageError: not here, not with that Python, or not for that variant.
         """
         return recipe(venv, python=python, variant=variant)
-
-
-class _Watch:
-    """Follows the trainer, and logs each step."""
-
-    def __init__(self, run: Run, steps: Steps, state: State, folder: Path) -> None:
-        self._run = run
-        self._steps = steps
-        self._metrics = LinesFile(folder / METRICS, StepMetrics)
-        self._consumed = LinesFile(folder / CONSUMED, Consumed)
-        self._groups: dict[int, tuple[str, ...]] = {}
-        self._state = state
-
-    async def until_done(self, process: TrainerProcess, beside: Coroutine[Any, Any, None]) -> None:
-        """Until the trainer has done its steps.
-
-        Args:
-            process: the trainer.
-            beside: what goes on until then, and ends only by an error.
-
-        Raises:
-            LightningError: the trainer or the run failed.
-        """
-        reporting = asyncio.ensure_future(self._report(process))
-        tailing = asyncio.ensure_future(self._tail())
-        failing = asyncio.ensure_future(self._run.failed())
-        cancelling = asyncio.ensure_future(beside)
-        every: list[asyncio.Future[Any]] = [reporting, tailing, failing, cancelling]
-        try:
-            await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
-            if failing.done():
-                raise failing.result()
-            for other in (tailing, cancelling):
-                if other.done():
-                    other.result()
-            reporting.result()
-        finally:
-            for each in every:
-                each.cancel()
-            await asyncio.gather(*every, return_exceptions=True)
-            # What was learnt before a failure is known of it too.
-            await self._take_lines()
-
-    async def _report(self, process: TrainerProcess) -> None:
-        done = False
-        async for report in process.reports():
-            match report:
-                case Progress(text=text):
-                    self._run.say(text)
-                case Failed(message=message):
-                    raise EngineError(
-                        f"backend `verl`: {message}\nits log is {str(process.log)!r}; once it is mended, go on with `--resume`"
-                    )
-                case Done():
-                    done = True
-        if not done:
-            raise EngineError(
-                f"backend `verl`: the trainer ended before its steps were done; the end of {str(process.log)!r}:\n"
-                f"{process.tail()}"
-            )
-
-    async def _tail(self) -> None:
-        while True:
-            await self._take_lines()
-            await asyncio.sleep(_LOOK)
-
-    async def _take_lines(self) -> None:
-        # First the numbers: what they were made of is written before them.
-        lines = self._metrics.read()
-        for each in self._consumed.read():
-            # A step that was begun anew is made of all that it tried.
-            self._groups[each.step] = (*self._groups.get(each.step, ()), *each.groups)
-        for line in lines:
-            await self._take(line)
-
-    async def _take(self, line: StepMetrics) -> None:
-        run, state = self._run, self._state
-        found, rewards = self._steps.validation(line.step)
-        if rewards:
-            state.vals[str(line.step)] = rewards
-        if _STEP_KEY in line.data:
-            made = self._steps.line(line.step, self._groups.pop(line.step, ()))
-            numbers = {**made, **renamed(line.data), "version": line.step}
-            state.step = max(state.step, line.step)
-            run.save(msgspec.to_builtins(state))
-            await run.log(numbers, step=line.step)
-        else:
-            run.save(msgspec.to_builtins(state))
-        if found:
-            await run.log(found, step=line.step)
-        asked = run.config.optimize
-        assert asked is not None
-        if line.step < asked.steps:
-            run.say(f"step {line.step + 1}: rollouts, then learning")
-
-    def artifact(self, tasks: Sequence[Task]) -> Artifact:
-        """What the run has come to, by its validation tasks."""
-        run, state = self._run, self._state
-        asked = run.config.optimize
-        assert asked is not None
-        metrics = {
-            "steps": state.step,
-            "version": state.step,
-            **compared(state.vals, tasks, asked.val_by),
-        }
-        return Artifact(
-            kind="checkpoint",
-            path=str(newest_checkpoint(run.folder).relative_to(run.folder)),
-            apply=f"lightning-core export --run {run.config.name} --format hf --output DIR, then"
-            " lightning-core serve --model DIR",
-            metrics=metrics,
-        )
-
-
-def newest_checkpoint(folder: Path) -> Path:
-    """verl's newest whole checkpoint in a run's folder.
-
-    Raises:
-        UsageError: there is none yet.
-    """
-    return folder / "verl" / CHECKPOINTS / f"global_step_{_checkpoint_step(folder)}"
-
-
-def _checkpoint_step(folder: Path) -> int:
-    try:
-        return int((folder / "verl" / CHECKPOINTS / _LATEST).read_text())
-    except (OSError, ValueError):
-        raise UsageError(
-            f"run `{folder.name}`: has no checkpoint of verl's yet; it writes one every `--save-every` steps"
-        ) from None
-
-
-def _of_later(state: State, rollout: Rollout) -> bool:
-    """Whether a rollout is of a step that is not done, or of a validation that is not known."""
-    step = rollout.metadata.get(STEP)
-    if not isinstance(step, int):
-        return False
-    return str(step) not in state.vals if rollout.mode is Mode.VAL else step > state.step
-
-
-def _resumes(folder: Path, state: State, asked: OptimizeConfig) -> bool:
-    """Whether verl goes on from a checkpoint without validating it first.
-
-    It validates first where the run was cut off between a checkpoint and the validation that was due after it.
-    """
-    try:
-        step = _checkpoint_step(folder)
-    except UsageError:
-        return False
-    every = asked.val_every or asked.steps
-    return str(step) in state.vals or (step % every != 0 and step < asked.steps)
-
-
-def _state(saved: dict[str, Any] | None, run: str) -> State:
-    if saved is None:
-        return State()
-    try:
-        if saved.get("backend") != "verl":
-            raise UsageError(f"run `{run}`: its state is not backend `verl`'s")
-        return msgspec.convert(saved, State)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"run `{run}`: its state is not backend `verl`'s: {error}") from error
 
 
 def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:

@@ -15,7 +15,8 @@ import msgspec
 from lightning_core.errors import EngineError, UsageError
 from lightning_core.runs import RunConfig
 from lightning_verl import environment
-from lightning_verl.config import OWN, model_path
+from lightning_verl.options import OWN
+from lightning_verl.plan import model_path
 
 FORMATS: Final = ("hf", "policy.pt")
 """What a checkpoint is exported as, the default first."""

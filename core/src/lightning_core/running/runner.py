@@ -523,8 +523,7 @@ class ServedRun(Run):
             future.set_result(trace)
 
     async def _settle_foreign(self, rollout_id: str, settled: Callable[[Trace], None]) -> None:
-        """Settle a rollout that another process enqueued."""
-        self.progress.total += 1
+        """Settle a rollout that another process enqueued; one that never had an attempt is nothing to settle."""
         async with self._graders:
             try:
                 rollout = (await self._patience.ask(lambda: self._client.trace(rollout_id))).rollout
@@ -534,6 +533,7 @@ class ServedRun(Run):
                     raise
                 log.warning("rollout `%s`: cannot be graded: %s", rollout_id, error)
                 return
+            self.progress.total += 1
             trace = await self._scoring.settle(rollout, task)
         self.progress.add(trace)
         settled(trace)

@@ -51,16 +51,21 @@ class RolloutLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         group, rollout = str(rollouts[0].group), rollouts[session].id
         traces = await shared.rollouts.group(rollouts)
         trace = traces[session]
-        filler = self.tokenizer.eos_token_id or 0
         if trace.reward is None:
             log.warning("rollout `%s`: not scored (%s); left out", rollout, trace.attempt.cause)
+        filler = self.tokenizer.eos_token_id or 0
         if mode is Mode.VAL:
             if trace.reward is None:
                 return []
             return [self._output(filler_row(rollout, group, version=step, filler=filler), trace)]
         # The policy that step N learns from is the one after step N-1.
         rules = job.learning.rules(step - 1, shared.credit)
-        rows = rows_of(traces, rules, group=group, filler=filler)
+        rows = rows_of(traces, rules, group=group)
+        if not rows and session == 0:
+            # verl takes a step in which no group has rows for a failure of its own.
+            return [
+                self._output(filler_row(rollout, group, version=step - 1, filler=filler), trace)
+            ]
         return [self._output(each, trace) for each in rows.get(rollout, [])]
 
     @staticmethod

@@ -19,6 +19,7 @@ log = logging.getLogger("lightning_verl.trainer")
 
 _LOOK_SECONDS: Final = 15.0
 """Seconds after which a rollout that no event has told of is looked at."""
+_NOT_FOUND: Final = 404
 _SHORTEST: Final = 0.05
 _LONGEST: Final = 1.0
 
@@ -70,36 +71,42 @@ class Rollouts:
                 # Known from before a restart: some may have ended, which no event will tell.
                 for rollout in rollouts:
                     self._ended[rollout.id].set()
-            return list(await asyncio.gather(*(self._graded(each.id) for each in rollouts)))
+            return list(await asyncio.gather(*map(self._graded, rollouts)))
         finally:
             for rollout in rollouts:
                 self._ended.pop(rollout.id, None)
 
-    async def _graded(self, rollout_id: str) -> Trace:
+    async def _graded(self, rollout: Rollout) -> Trace:
         """The trace once the rollout has ended and the run has graded it; or as it is, where that takes too long."""
         loop = asyncio.get_running_loop()
-        ended = self._ended[rollout_id]
+        ended = self._ended[rollout.id]
         while True:
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await ended.wait()
             except TimeoutError:
                 pass  # An event may have been missed, or told before the rollout was enqueued anew.
-            trace = await self._trace(rollout_id)
-            if trace.rollout.status.ended:
-                break
+            try:
+                trace = await self._trace(rollout.id)
+            except WireError as error:
+                if error.status != _NOT_FOUND:
+                    raise
+                # It waits for a worker still, and so has no attempt.
+            else:
+                if trace.rollout.status.ended:
+                    break
             ended.clear()
         pause, until = _SHORTEST, loop.time() + self._grading_timeout
         while not any(reward.scope is RewardScope.ROLLOUT for reward in trace.rewards):
             if loop.time() > until:
                 log.warning(
                     "rollout `%s`: has no reward %g s after its end; it is left out",
-                    rollout_id, self._grading_timeout,
+                    rollout.id, self._grading_timeout,
                 )  # fmt: skip
                 break
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LONGEST)
-            trace = await self._trace(rollout_id)
+            trace = await self._trace(rollout.id)
         return trace
 
     async def _trace(self, rollout_id: str) -> Trace:

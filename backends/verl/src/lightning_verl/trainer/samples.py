@@ -63,19 +63,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What the trainer is told of it."""
 
 
-def rows_of(
-    traces: Sequence[Trace], rules: LearningRules, *, group: str, filler: int
-) -> dict[str, list[Row]]:
+def rows_of(traces: Sequence[Trace], rules: LearningRules, *, group: str) -> dict[str, list[Row]]:
     """The rows of a group by rollout. Rollouts without a number, and those with nothing to learn from, have none.
 
-    A group without any row gives its first rollout one of mask 0, as verl takes a step in which no group has rows for
-    a failure.
-
     Args:
-        traces: the group's graded traces, at least one.
+        traces: the group's graded traces.
         rules: how advantages are made.
         group: the group's id.
-        filler: a token id for rows of mask 0.
     """
     scored = [
         score(each, 0, credit=rules.credit, samples=rules.samples, group_by=rules.group_by)
@@ -89,15 +83,10 @@ def rows_of(
             continue  # Without a prompt the first token's probability is not defined.
         row = _row(sample, first, rules, compared, group)
         found.setdefault(sample.rollout_id, []).append(row)
-    if not found:
-        id_ = traces[0].rollout.id
-        found[id_] = [
-            filler_row(id_, group, version=rules.version or 0, filler=filler, signal=bool(compared))
-        ]
     return found
 
 
-def filler_row(rollout: str, group: str, *, version: int, filler: int, signal: bool = False) -> Row:
+def filler_row(rollout: str, group: str, *, version: int, filler: int) -> Row:
     """A row that nothing is learnt from.
 
     Args:
@@ -105,7 +94,6 @@ def filler_row(rollout: str, group: str, *, version: int, filler: int, signal: b
         group: its group's.
         version: the policy's version.
         filler: the token id that it consists of.
-        signal: whether its group tells better from worse all the same.
     """
     return Row(
         prompt_ids=[filler],
@@ -114,7 +102,7 @@ def filler_row(rollout: str, group: str, *, version: int, filler: int, signal: b
         response_logprobs=[0.0],
         oldest=version,
         newest=version,
-        note=Note(rollout=rollout, group=group, signal=signal),
+        note=Note(rollout=rollout, group=group, signal=False),
     )
 
 
