@@ -64,7 +64,7 @@ $(VERL_VENV)/.installed: backends/verl/pyproject.toml core/pyproject.toml $(wild
 	touch $@
 
 verl-cpu: install verl-env ## Train a tiny model with verl on this machine, and compare all it learns from with what was recorded
-	LIGHTNING_CORE_VERL_PYTHON=$(abspath $(VERL_PYTHON)) $(BIN)/python -m pytest -ra backends/verl/tests/test_verl_end_to_end.py
+	LIGHTNING_CORE_VERL_PYTHON=$(abspath $(VERL_PYTHON)) $(BIN)/python -m pytest -ra backends/verl/tests
 
 clean: ## Remove what the targets made, but no run
 	rm -rf $(VENV) bench/results.json bench/.peers examples/*/data

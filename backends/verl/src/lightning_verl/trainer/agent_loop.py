@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +30,7 @@ from lightning_verl.trainer.samples import NOTE, Row, filler_row, rows_of
 log = logging.getLogger("lightning_verl.trainer")
 
 _MOST_SECONDS: Final = 120.0
+_STEPS_KEPT: Final = 20
 
 
 class RolloutLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
@@ -46,7 +46,7 @@ class RolloutLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         mode, step, session = Mode(info["mode"]), int(row["global_steps"]), int(row["session_id"])
         of = self.rollout_config
         count = int(of.n if mode is Mode.TRAIN else of.val_kwargs.n)
-        draw = shared.draws.number(str(row["uid"]), (mode, step, int(info["index"])))
+        draw = shared.draws.number(str(row["uid"]), mode, step, int(info["index"]))
         rollouts = group_of(job, info, mode, step, count, draw)
         group, rollout = str(rollouts[0].group), rollouts[session].id
         traces = await shared.rollouts.group(rollouts)
@@ -116,15 +116,23 @@ class Draws:
     """Tells apart the times that a row is drawn within a step: where there are few tasks, one may be drawn again."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._counts: Counter[Hashable] = Counter()
+        self._steps: dict[tuple[Mode, int], dict[int, list[str]]] = {}
 
-    def number(self, uid: str, place: Hashable) -> int:
-        """Which draw of a place verl's id is: 0 for the first."""
-        if uid not in self._numbers:
-            self._numbers[uid] = self._counts[place]
-            self._counts[place] += 1
-        return self._numbers[uid]
+    def number(self, uid: str, mode: Mode, step: int, index: int) -> int:
+        """Which draw of a row verl's id is: 0 for the first.
+
+        Args:
+            uid: verl's id, the same for all rollouts of a draw.
+            mode: whether it is drawn for a step or a validation.
+            step: the step.
+            index: the row.
+        """
+        while (mode, step) not in self._steps and len(self._steps) >= _STEPS_KEPT:
+            del self._steps[next(iter(self._steps))]
+        drawn = self._steps.setdefault((mode, step), {}).setdefault(index, [])
+        if uid not in drawn:
+            drawn.append(uid)
+        return drawn.index(uid)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,6 +86,7 @@ class Rollouts:
                     await ended.wait()
             except TimeoutError:
                 pass  # An event may have been missed, or told before the rollout was enqueued anew.
+            ended.clear()
             try:
                 trace = await self._trace(rollout.id)
             except WireError as error:
@@ -95,7 +96,6 @@ class Rollouts:
             else:
                 if trace.rollout.status.ended:
                     break
-            ended.clear()
         pause, until = _SHORTEST, loop.time() + self._grading_timeout
         while not any(reward.scope is RewardScope.ROLLOUT for reward in trace.rewards):
             if loop.time() > until:

@@ -1,0 +1,221 @@
+"""What may befall a run of verl's: agents that hang or break, a kill within a step, Ctrl+C; and rollouts ahead of the
+trainer. On this machine's processors, with a tiny random model.
+
+Needs the verl environment (`make verl-env`), named by `LIGHTNING_CORE_VERL_PYTHON`; takes some ten minutes.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lightning_core.cli.reading import read_traces
+from lightning_core.folder import RunFolder
+from lightning_core.rollout import Cause, Mode
+from lightning_verl import environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+AGENT = '''
+import pathlib
+import time
+
+from openai import OpenAI
+
+
+def agent(question):
+    """Two turns. Some questions are one too many."""
+    if "break" in question:
+        raise ValueError("the agent broke")
+    client, messages = OpenAI(), [{"role": "user", "content": question}]
+    for turn in range(2):
+        if turn and "hang" in question:
+            time.sleep(600)
+        reply = client.chat.completions.create(model="any", messages=messages)
+        said = reply.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+    return said
+
+
+def score(task, trace):
+    """The share of what was said that is small letters."""
+    said = "".join(call.text for call in trace.calls)
+    return sum(letter.islower() for letter in said) / max(len(said), 1)
+'''
+TASKS = {
+    "mixed": ["Say this.", "Say that, then hang.", "Then break."],
+    "broken": ["Then break.", "Now break.", "Do break."],
+    "plain": ["Say this.", "Say that.", "Say more.", "Say it all."],
+}
+SECONDS = 1500
+
+
+class Folder:
+    def __init__(self, path, python):
+        self.path, self.python = path, python
+        (path / "agent.py").write_text(AGENT)
+        for name, texts in TASKS.items():
+            lines = [json.dumps({"id": f"t{n}", "input": text}) for n, text in enumerate(texts)]
+            (path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        made = Path(__file__).parent / "make_tiny.py"
+        subprocess.run([python, made, path / "tiny"], check=True, env=environment.environ())
+
+    def start(self, name, tasks, *options):
+        """Start an optimisation; whoever starts it waits for it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "lightning_core.cli", "optimize", "agent.py:agent", "--tasks", f"{tasks}.jsonl",
+             "--reward", "agent.py:score", "--backend", "verl", "--model", "tiny", "--batch-size", "3", "--group-size", "2",
+             "--max-tokens", "8", "--name", name, "--set", "platform=cpu", "--set", f"python={self.python}",
+             "--set", "actor_rollout_ref.actor.optim.lr=1e-3", *options],
+            cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")},
+        )  # fmt: skip
+
+    def lines(self, name):
+        return list(RunFolder(self.path / "runs" / name).lines())
+
+    def steps(self, name):
+        return [line for line in self.lines(name) if "rollouts/all" in line]
+
+    def rollouts(self, name):
+        return [line for line in self.lines(name) if "rollout" in line]
+
+    def left(self):
+        """Processes that belong to a run in this folder."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if str(self.path).encode() in (entry / "environ").read_bytes():
+                        found.append((entry / "cmdline").read_bytes())
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, verl_python):
+    return Folder(tmp_path_factory.mktemp("runs"), verl_python)
+
+
+def until(process, condition):
+    """Wait for something of a process that must not end before."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
+
+
+def ended(process):
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out[-4000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def killed(folder):
+    """Killed while the second step's rollouts run, and gone on with; two thirds of a step's rollouts are enough."""
+    options = (
+        "--steps",
+        "3",
+        "--quorum",
+        "0.6",
+        "--set",
+        "algorithm.rollout_correction.rollout_is=token",
+    )
+    process = folder.start("killed", "mixed", *options)
+    store = folder.path / "runs/killed"
+
+    def second_step():
+        lines = folder.rollouts("killed") if (store / "metrics.jsonl").exists() else []
+        return sum(":step-2." in line["rollout"] for line in lines) >= 2
+
+    until(process, second_step)
+    before = {line["rollout"] for line in folder.rollouts("killed")}
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + 60
+    while folder.left() and time.monotonic() < end:
+        time.sleep(0.1)
+    left = folder.left()
+    ended(folder.start("killed", "mixed", *options, "--resume"))
+    return before, left
+
+
+def test_a_killed_run_leaves_no_process(killed):
+    assert killed[1] == []
+
+
+def test_what_had_ended_before_the_kill_is_not_run_again_and_counts_in_its_step(folder, killed):
+    before, _ = killed
+    traces = {t.rollout.id: t for t in read_traces(str(folder.path / "runs/killed")).traces}
+    assert [line["step"] for line in folder.steps("killed")] == [1, 2, 3]
+    told = Counter(line["rollout"] for line in folder.rollouts("killed"))
+    assert set(told.values()) == {1}
+    assert {traces[name].attempt.number for name in before} == {1}
+    assert [line["rollouts/all"] for line in folder.steps("killed")] == [6, 6, 6]
+
+
+def test_the_late_are_cancelled_the_broken_are_counted_and_the_rest_is_learnt_from(folder, killed):
+    traces = read_traces(str(folder.path / "runs/killed")).traces
+    causes = Counter((trace.task.id, trace.attempt.cause) for trace in traces)
+    assert causes == {
+        ("t0", Cause.SUCCESS): 6, ("t1", Cause.CANCELLED): 6, ("t2", Cause.AGENT_ERROR): 6,
+    }  # fmt: skip
+    for line in folder.steps("killed"):
+        assert (line["rollouts/scored"], line["failures/agent_error"]) == (2, 2)
+        assert line["failures/cancelled"] == 2
+        assert line["update/grad_norm"] > 0
+        assert line["verl/training/rollout_probs_diff_mean"] < 1e-5
+        # The weights of rollout correction: vLLM and the trainer agree, so they are 1.
+        (mean,) = {v for k, v in line.items() if re.search(r"rollout_is_mean$", k)}
+        assert mean == pytest.approx(1.0, abs=1e-4)
+
+
+def test_rollouts_ahead_of_the_trainer_are_bounded_in_age(folder):
+    out = ended(folder.start("ahead", "plain", "--steps", "4", "--async", "--batch-size", "2"))
+    assert "4 steps" in out
+    steps = folder.steps("ahead")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    ages = [line["staleness/max"] for line in steps]
+    assert max(ages) == 1, ages
+    assert all(line["update/grad_norm"] > 0 for line in steps)
+    traces = read_traces(str(folder.path / "runs/ahead")).traces
+    ahead = [
+        trace for trace in traces
+        if trace.rollout.mode is Mode.TRAIN and len({call.policy_version for call in trace.calls}) > 1
+    ]  # fmt: skip
+    # A rollout may go on under the next weights; each of its calls says which.
+    for trace in ahead:
+        versions = [call.policy_version for call in trace.calls]
+        assert versions == sorted(versions)
+
+
+def test_where_all_break_the_run_says_so_after_other_tasks_were_tried(folder):
+    process = folder.start("broken", "broken", "--steps", "2", "--batch-size", "2")
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "nothing to learn from in 3 batches of 2 tasks" in out
+    assert "lightning-core show RUN" in out
+    assert "Traceback" not in out
+    assert len(folder.rollouts("broken")) == 3 * 2 * 2
+    assert folder.left() == []
+
+
+def test_ctrl_c_while_verl_starts_leaves_nothing_behind(folder):
+    process = folder.start("stopped", "plain", "--steps", "2")
+    log = folder.path / "runs/stopped/logs/verl.log"
+    until(process, lambda: log.exists() and b"TaskRunner" in log.read_bytes())
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, out
+    assert "--resume" in out
+    assert "Traceback" not in out
+    assert folder.left() == []
