@@ -21,7 +21,7 @@ from typing import Any
 from bench.results import Row, row
 
 NAMES = ("verl-bridge",)
-STEPS = 8
+STEPS = 6
 """In a run; the first two of each warm up and are left out."""
 WARM = 2
 BATCH, GROUP, MAX_TOKENS = 4, 4, 64
@@ -97,7 +97,7 @@ def _ours(folder: Path, python: str) -> list[float]:
     subprocess.run(
         [sys.executable, "-m", "lightning_core.cli", "optimize", "agent.py:agent", "--tasks", "tasks.jsonl",
          "--reward", "agent.py:score", "--backend", "verl", "--model", _model(), "--steps", str(STEPS),
-         "--batch-size", str(BATCH), "--group-size", str(GROUP), "--max-tokens", str(MAX_TOKENS), "--isolate",
+         "--batch-size", str(BATCH), "--group-size", str(GROUP), "--max-tokens", str(MAX_TOKENS),
          "--concurrency", str(BATCH * GROUP), "--save-every", str(STEPS), "--name", "ours", "--set", "platform=cpu",
          "--set", f"python={python}"],
         cwd=folder, check=True, stdout=sys.stderr, env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -440,6 +440,18 @@ def test_which_servers_other_nodes_cannot_reach(server, here):
     assert only_here(server) is here
 
 
+@needs_ray
+@pytest.mark.slow
+async def test_a_long_folder_for_temporary_files_keeps_ray_from_nothing(tmp_path, monkeypatch):
+    """As a batch system's: Ray's sockets lie beneath, and a socket's path may have 107 characters."""
+    long = tmp_path / ("scratch" * 8)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setenv("TMPDIR", str(long))
+    async with RayExecutor().opened(None, server=None, logs=tmp_path / "logs"):
+        pass
+
+
 def test_without_ray_the_command_that_installs_it_is_said(tmp_path):
     """In a Python that cannot find Ray."""
     code = textwrap.dedent("""

@@ -41,6 +41,27 @@ def test_what_is_missing_is_named_with_the_next_step(python, missing):
     )
 
 
+@pytest.mark.parametrize(
+    ("versions", "variant"),
+    [
+        ({"torch": "2.11.0", "vllm": "0.24.0"}, " --cuda 13.0"),
+        ({"torch": "2.11.0+cu129", "vllm": "0.24.0+cu129"}, " --cuda 12.9"),
+        ({"torch": "2.13.0+cpu"}, " --cuda cpu"),
+        ({}, ""),
+    ],
+)
+def test_what_completes_an_environment_is_for_what_the_environment_is_for(
+    python, versions, variant
+):
+    """Not for what this machine has, which may be a login node."""
+    there = python(versions)
+    with pytest.raises(UsageError) as refused:
+        environment.check(there)
+    assert f"`lightning-core setup verl --venv {there.parent.parent}{variant}` completes" in str(
+        refused.value
+    )
+
+
 def test_another_release_of_verl_is_refused(python):
     there = python(WHOLE | {"verl": "0.10.0"})
     with pytest.raises(UsageError, match=r"has verl 0\.10\.0.*works with 0\.9\.1") as refused:

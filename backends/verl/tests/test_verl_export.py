@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow  # each export starts programs that import torch
 # PEFT asks the model under a name that transformers has since changed.
 quiet = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 MERGER = """#!/bin/sh
-if [ "$2" = verl.model_merger ]; then
-    shift 2
+if [ "$3" = verl.model_merger ]; then
+    shift 3
     while [ "$1" != --target_dir ]; do
         if [ "$1" = --local_dir ]; then from="$2"; fi
         shift
@@ -159,6 +159,12 @@ def test_an_adapter_of_unknown_scale_is_refused(run, tmp_path, format):
     with pytest.raises(EngineError, match=r"`lora_alpha` is 0"):
         export(run, format)
     assert not Path("out").exists()
+
+
+def test_modules_of_the_current_folder_do_not_stand_before_those_of_the_environment(run, tmp_path):
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('of the current folder')")
+    (tmp_path / "transformers.py").write_text("raise SystemExit('of the current folder')")
+    assert export(run, "policy.pt").is_file()
 
 
 def test_a_hugging_face_folder_is_what_the_merger_made(run, tmp_path):

@@ -33,7 +33,9 @@ def trainer(tmp_path):
         path = tmp_path / "python"
         path.write_text(f"#!{sys.executable}\n{textwrap.dedent(code)}")
         path.chmod(0o755)
-        return TrainerProcess(path, JOB, log=tmp_path / "verl.log", env=dict(os.environ))
+        return TrainerProcess(
+            path, JOB, folder=tmp_path, log=tmp_path / "verl.log", env=dict(os.environ)
+        )
 
     return make
 

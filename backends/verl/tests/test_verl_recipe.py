@@ -156,6 +156,9 @@ def installed_from(tmp_path, monkeypatch):
         ({"url": "{here}", "dir_info": {}}, "{path} {path}"),
         ({"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "ab12", "requested_revision": "v7"}},
          "lightning-core @ git+https://example.org/r.git@ab12 lightning-verl @ git+https://example.org/r.git@ab12"),
+        ({"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}, "subdirectory": "core"},
+         "lightning-core @ git+https://example.org/r.git@ab12#subdirectory=core"
+         " lightning-verl @ git+https://example.org/r.git@ab12#subdirectory=core"),
         ({"url": "https://example.org/a.whl", "archive_info": {}},
          "lightning-core @ https://example.org/a.whl lightning-verl @ https://example.org/a.whl"),
     ],

@@ -21,7 +21,7 @@ from lightning_core.folder import RunFolder
 from lightning_core.plugins import installed
 from lightning_core.recipe import Recipe
 from lightning_core.records import Json
-from lightning_core.rollout import Mode
+from lightning_core.rollout import Mode, RolloutStatus
 from lightning_core.runs import Access, Artifact, Run, RunConfig
 from lightning_core.trace import Trace
 from lightning_verl import environment
@@ -34,7 +34,7 @@ from lightning_verl.options import hydra_value
 from lightning_verl.plan import Plan, plan_of
 from lightning_verl.process import TrainerProcess
 from lightning_verl.recipe import recipe
-from lightning_verl.state import newest_checkpoint, of_later, passed_validation, state_of
+from lightning_verl.state import gone_back, newest_checkpoint, of_later, passed_validation, state_of
 from lightning_verl.steps import Steps
 from lightning_verl.stragglers import Stragglers
 from lightning_verl.watch import Watch
@@ -71,6 +71,7 @@ class VerlBackend(Backend):
         """
         plan = plan_of(run.config)
         python = environment.find_python(plan.python)
+        found = await asyncio.to_thread(environment.check, python)
         folder = (run.folder / "verl").resolve()
         folder.mkdir(mode=0o700, exist_ok=True)
         train, val = await run.tasks("train"), await run.tasks("val")
@@ -83,7 +84,7 @@ class VerlBackend(Backend):
         loop = [{"name": AGENT_LOOP, "_target_": "lightning_verl.trainer.agent_loop.RolloutLoop"}]
         # JSON is YAML too.
         (folder / "agent_loop.yaml").write_bytes(msgspec.json.encode(loop) + b"\n")
-        state = state_of(run.load(), run.config.name)
+        state = gone_back(state_of(run.load(), run.config.name), run.folder)
         state.python = str(python)
         steps = Steps(plan.learning, installed().credit())
         stragglers = Stragglers(plan.asked)
@@ -93,7 +94,7 @@ class VerlBackend(Backend):
             stragglers.add(trace)
 
         # A step that was cut off is learnt from anew, with what of it had ended.
-        access = run.delegate(settled, again=partial(of_later, state))
+        access = run.delegate(settled, again=partial(of_later, state, plan.asked.max_staleness))
         job = Job(
             run=run.config.name,
             url=access.url,
@@ -102,7 +103,7 @@ class VerlBackend(Backend):
                 plan, run.config, folder,
                 train=folder / "train.jsonl", val=folder / "val.jsonl", validates=bool(val),
                 resumes=passed_validation(run.folder, state, plan.asked),
-                flash=environment.has_flash_attention(environment.check(python)),
+                flash=environment.has_flash_attention(found),
             ),
             train=run.config.sampling,
             val=run.config.validation,
@@ -118,16 +119,18 @@ class VerlBackend(Backend):
         watch = Watch(run, steps, state, folder)
         env = _environ(plan, python, folder / METRICS)
         run.say("starting verl")
+        done = False
         try:
             async with (
                 TrainerProcess(
-                    python, job, log=RunFolder(run.folder).logs / "verl.log", env=env
+                    python, job, folder=folder, log=RunFolder(run.folder).logs / "verl.log", env=env
                 ) as process,
                 Client(access.url, access.token) as client,
             ):
                 await watch.until_done(process, stragglers.cancel(client, run.config.name))
+                done = True
         finally:
-            await _withdraw(access, run.config.name)
+            await _withdraw(access, run.config.name, done=done)
         return watch.artifact(val)
 
     def option_text(self, value: Json) -> str:
@@ -182,8 +185,12 @@ def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:
     return {**defaults, **env, **ours}
 
 
-async def _withdraw(access: Access, run: str) -> None:
-    """Let the server forget the run's policy, whose replicas have ended."""
+async def _withdraw(access: Access, run: str, *, done: bool) -> None:
+    """Let the server forget the run's policy, whose replicas have ended; and, where all steps are done, what was still to
+    be run under it: else it is gone on with."""
     with contextlib.suppress(LightningError, TimeoutError):
         async with asyncio.timeout(_WITHDRAW_SECONDS), Client(access.url, access.token) as client:
+            for status in (RolloutStatus.QUEUED, RolloutStatus.RUNNING) if done else ():
+                for rollout in await client.rollouts(run=run, status=status):
+                    await client.cancel(rollout.id, "the training has ended")
             await client.drop_policy(run)

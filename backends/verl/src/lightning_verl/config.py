@@ -8,7 +8,7 @@ from typing import Any, Final
 from lightning_core.runs import RunConfig
 from lightning_verl.cpu_keys import cpu_keys
 from lightning_verl.job import AGENT_LOOP, TRAINER, Platform
-from lightning_verl.learning import CRITIC, LOSSES
+from lightning_verl.learning import CLIP, CLIPS, CRITIC, LOSSES
 from lightning_verl.options import check_sequence_parallel, devices, hydra_value, trains_lora
 from lightning_verl.plan import Plan, model_path
 
@@ -66,6 +66,8 @@ def overrides(
         # What counts the same is in the advantages.
         f"{_ACTOR}.loss_agg_mode": "token-mean",
         f"{_ACTOR}.policy_loss.loss_mode": LOSSES.get(asked.algorithm, "vanilla"),
+        f"{_ACTOR}.clip_ratio_low": CLIPS.get(asked.algorithm, CLIP)[0],
+        f"{_ACTOR}.clip_ratio_high": CLIPS.get(asked.algorithm, CLIP)[1],
         f"{_ACTOR}.ppo_mini_batch_size": asked.batch_size,
         # Micro-batches by tokens: how many rows a step has depends on the samples that the rollouts made.
         f"{_ACTOR}.use_dynamic_bsz": True,
@@ -107,6 +109,7 @@ def overrides(
         "trainer.resume_mode": "auto",
         "trainer.default_local_dir": str(folder / CHECKPOINTS),
         "trainer.max_actor_ckpt_to_keep": 2,
+        "trainer.max_critic_ckpt_to_keep": 2,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
     if asked.algorithm in CRITIC:
@@ -120,6 +123,8 @@ def overrides(
         keys["trainer.v1.colocate_async.num_warmup_batches"] = 1
         keys["trainer.v1.sampler.max_off_policy_threshold"] = asked.max_staleness + 1
         keys["trainer.v1.sampler.max_off_policy_strategy"] = "wait"
+        # The trainer starts from newer weights than those that sampled.
+        keys["algorithm.rollout_correction.rollout_is"] = "token"
     # Ray's processes may run where our environment is not.
     keys["ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"] = str(folder / METRICS)
     if own_ray(plan):

@@ -133,8 +133,8 @@ def look(python: Path, *, torch: bool = False) -> Report:
     line = [str(python), "-I", str(PROBE), *(("torch!",) if torch else ()), *_ASKED]
     try:
         done = subprocess.run(
-            line, capture_output=True, text=True, timeout=_SECONDS, check=True, env=environ()
-        )
+            line, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True, env=environ()
+        )  # fmt: skip
         # What is imported may write to standard output, too.
         return msgspec.json.decode(done.stdout.strip().rpartition("\n")[2], type=Report)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
@@ -223,8 +223,19 @@ def complete_with(python: Path, report: Report) -> str:
     venv = python.parent.parent
     if not (venv / "pyvenv.cfg").is_file():
         return "lightning-core setup verl --venv .venv-verl"
-    cpu = ("--cuda", "cpu") if report.cpu else ()
-    return shlex.join(["lightning-core", "setup", "verl", "--venv", str(venv), *cpu])
+    variant = _variant(report)
+    wanted = () if variant is None else ("--cuda", variant)
+    return shlex.join(["lightning-core", "setup", "verl", "--venv", str(venv), *wanted])
+
+
+def _variant(report: Report) -> str | None:
+    """What the environment is for; None where nothing in it says so. A machine without a driver says nothing of it."""
+    torch = report.versions.get("torch") or ""
+    if report.cpu or "+cpu" in torch:
+        return "cpu"
+    if "+cu12" in torch:
+        return "12.9"
+    return "13.0" if torch or report.versions.get("vllm") else None
 
 
 def environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -128,7 +128,8 @@ def _is_number(text: str | None) -> bool:
 
 
 def _run(what: str, python: Path, *words: str, order: Order | None = None) -> None:
-    command: Sequence[str] = [str(python), "-m", *words]
+    # Else the current folder's modules, such as a `datasets.py` of the user's, would stand before that environment's.
+    command: Sequence[str] = [str(python), "-P", "-m", *words]
     done = subprocess.run(
         command, capture_output=True, env=environment.environ(),
         input=b"" if order is None else msgspec.json.encode(order),

@@ -28,6 +28,10 @@ WHITENED: Final = frozenset({"reinforce_pp"})
 """Algorithms whose advantages are whitened over the step."""
 LOSSES: Final[Mapping[str, str]] = {"gspo": "gspo", "cispo": "cispo"}
 """verl's policy loss of each algorithm; `vanilla`, PPO's clipped one, for the others."""
+CLIPS: Final[Mapping[str, tuple[float, float]]] = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 5.0)}
+"""How far below and above 1 a ratio is clipped, as with the backend `local`."""
+CLIP: Final = (0.2, 0.28)
+"""The same for the others."""
 CRITIC: Final = frozenset({"ppo"})
 """Algorithms with a value network."""
 

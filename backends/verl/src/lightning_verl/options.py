@@ -29,6 +29,10 @@ TAKEN: Final[Mapping[str, str]] = {
     "algorithm.norm_adv_by_std_in_grpo": "give the algorithm with `--algorithm`: `grpo` divides, `dr_grpo` does not",
     "algorithm.filter_groups.enable": "give it with `--refill`",
     f"{_ACTOR}.loss_agg_mode": "give it with `--aggregation`",
+    f"{_ACTOR}.shuffle": "rows are not shuffled: their weights are made for each update",
+    f"{_ACTOR}.checkpoint.async_save": "a checkpoint is whole before the next step, so that `--resume` finds it",
+    "critic.ppo_mini_batch_size": "the critic has as many updates a step as the actor; give"
+    f" `{_ACTOR}.ppo_mini_batch_size`, in tasks",
     f"{_ROLLOUT}.n": "give it with `--group-size`",
     f"{_ROLLOUT}.temperature": "give it with `--temperature`",
     f"{_ROLLOUT}.top_p": "rollouts to learn from are sampled from the whole distribution",

@@ -123,6 +123,10 @@ def _check_asked(config: RunConfig, asked: OptimizeConfig) -> None:
         raise UsageError(
             f"sampler: backend `verl` takes only 'shuffled', but got {asked.sampler!r}; the backend `local` takes others"
         )
+    if asked.asynchronous and not asked.max_staleness:
+        raise UsageError(
+            "max_staleness: expected 1 or more with `--async`, as the rollouts that are ahead are one version old"
+        )
     if asked.asynchronous and asked.refill:
         raise UsageError("refill: cannot be had with `--async`; leave one of them out")
     limits = {name: getattr(config.sampling, name) for name in ("top_p", "top_k")}

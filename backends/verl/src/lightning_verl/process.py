@@ -29,16 +29,20 @@ class TrainerProcess:
     processes too, can be found and ended.
     """
 
-    def __init__(self, python: Path, job: Job, *, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, python: Path, job: Job, *, folder: Path, log: Path, env: Mapping[str, str]
+    ) -> None:
         """
         Args:
             python: the Python of the verl environment.
             job: what it is to do.
+            folder: where it runs.
             log: the file to which all that it and Ray say is appended.
             env: its environment.
         """
         self.log = log
         self._python = python
+        self._folder = folder
         self._job = job
         self._env = env
         self._process: asyncio.subprocess.Process | None = None
@@ -48,7 +52,8 @@ class TrainerProcess:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as file:
             self._process = await asyncio.create_subprocess_exec(
-                str(self._python), "-m", "lightning_verl.trainer",
+                # A module of the user's that is named like one of verl's must not take its place, here or in Ray's processes.
+                str(self._python), "-P", "-m", "lightning_verl.trainer", cwd=self._folder,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file,
                 start_new_session=True, env=dict(self._env), limit=_LINE,
             )  # fmt: skip

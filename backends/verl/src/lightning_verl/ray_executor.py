@@ -39,6 +39,8 @@ CLOSE_SECONDS: Final = STOP_SECONDS + 15.0
 """Seconds that the driver has to end what it started before it is ended."""
 _REACH_SECONDS: Final = 5.0
 _LINE: Final = 1 << 20
+_LONGEST_PLACE: Final = 30
+"""Characters of a folder beneath which Ray's sockets keep within the 107 that a socket's path may have."""
 _INSTALL: Final = '`pip install "lightning-verl[ray]"`'
 
 
@@ -141,7 +143,7 @@ class _Cluster:
             if self._driver is None or self._driver.over:
                 await self._end()
                 if self._address is None:
-                    self._scratch = tempfile.mkdtemp(prefix="lightning-ray-")
+                    self._scratch = tempfile.mkdtemp(prefix="lr-", dir=_short_place())
                 self._driver = _Driver(self._logs / "ray.log")
                 opening = Opening(
                     address=self._address,
@@ -266,6 +268,14 @@ class _Driver:
             text = f"{what}: the process that speaks with Ray ended; see `{self._log}`"
             ended.set_result(Ended(number=number, message=text))
         self._workers.clear()
+
+
+def _short_place() -> str | None:
+    """A folder for Ray's own; None for the usual one. A batch system's may be so long that Ray refuses it."""
+    usual = tempfile.gettempdir()
+    if len(usual) <= _LONGEST_PLACE or not os.access("/tmp", os.W_OK | os.X_OK):
+        return None
+    return "/tmp"
 
 
 def _where(address: str | None) -> str:

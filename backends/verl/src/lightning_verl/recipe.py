@@ -219,6 +219,7 @@ class _Origin(msgspec.Struct, frozen=True):
     url: str
     dir_info: _Directory | None = None
     vcs_info: _Version | None = None
+    subdirectory: str = ""
 
 
 def _source(name: str) -> tuple[str, ...]:
@@ -228,10 +229,12 @@ def _source(name: str) -> tuple[str, ...]:
     if text is None:
         return (f"{name}=={here.version}",)
     origin = msgspec.json.decode(text, type=_Origin)
+    inside = f"#subdirectory={origin.subdirectory}" if origin.subdirectory else ""
     if origin.vcs_info is not None:
-        return (f"{name} @ {origin.vcs_info.vcs}+{origin.url}@{origin.vcs_info.commit_id}",)
+        version = origin.vcs_info
+        return (f"{name} @ {version.vcs}+{origin.url}@{version.commit_id}{inside}",)
     if origin.dir_info is None:
-        return (f"{name} @ {origin.url}",)
+        return (f"{name} @ {origin.url}{inside}",)
     folder = Path(unquote(urlsplit(origin.url).path))
     if not folder.is_dir():
         raise UsageError(

@@ -68,12 +68,37 @@ def checkpoint_step(folder: Path) -> int:
         ) from None
 
 
-def of_later(state: State, rollout: Rollout) -> bool:
-    """Whether a rollout is of a step that is not done, or of a validation that is not known."""
+def of_later(state: State, staleness: int, rollout: Rollout) -> bool:
+    """Whether a rollout is of a step that is not done, or of a validation that is not known.
+
+    Args:
+        state: the state with which the run goes on.
+        staleness: how many steps ahead of what learns from it a rollout may be asked for.
+        rollout: the rollout.
+    """
     step = rollout.metadata.get(STEP)
     if not isinstance(step, int):
         return False
-    return str(step) not in state.vals if rollout.mode is Mode.VAL else step > state.step
+    if rollout.mode is Mode.VAL:
+        return str(step) not in state.vals
+    return step > state.step - staleness
+
+
+def gone_back(state: State, folder: Path) -> State:
+    """The state with which a run goes on: verl repeats the steps after its newest checkpoint.
+
+    Their rollouts are not run again. They are learnt from once more from the same weights, and so lead to the same,
+    but for rounding.
+    """
+    try:
+        step = checkpoint_step(folder)
+    except UsageError:
+        step = 0
+    return msgspec.structs.replace(
+        state,
+        step=min(state.step, step),
+        vals={after: each for after, each in state.vals.items() if int(after) <= step},
+    )
 
 
 def passed_validation(folder: Path, state: State, asked: OptimizeConfig) -> bool:

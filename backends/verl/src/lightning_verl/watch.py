@@ -108,7 +108,8 @@ class Watch:
             numbers = {**made, **renamed(line.data), "version": line.step}
             state.step = max(state.step, line.step)
             run.save(msgspec.to_builtins(state))
-            await run.log(numbers, step=line.step)
+            if not run.logged(line.step):  # Else it is a step that verl repeats after a kill.
+                await run.log(numbers, step=line.step)
         else:
             run.save(msgspec.to_builtins(state))
         if found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.base import Dialect, Prepared, Reply
@@ -20,6 +20,9 @@ from lightning_core.gateway.targets import Target
 from lightning_core.trace import Call, CallError, CallErrorKind, TokenSource
 
 _NO_IDS = "the engine was asked for token ids and gave none"
+
+_ABORTED: Final = "abort"
+"""What vLLM says of a reply that it gave up, such as for new weights, with status 200."""
 
 
 @dataclass(slots=True)
@@ -112,6 +115,11 @@ def _reply_of(outcome: Outcome) -> tuple[Reply, CallError | None]:
         stream=relay.stream,
         whole=relay.whole,
     )
+    if outcome.prepared is not None and any(
+        choice.finish_reason == _ABORTED for choice in reply.choices
+    ):
+        message = "the engine ended the reply before its end (`finish_reason` is `abort`)"
+        fault = fault or CallError(kind=CallErrorKind.CUT, status=relay.status, message=message)
     problem = outcome.error or relay.error or fault
     reply.complete = reply.complete and relay.whole and relay.error is None and fault is None
     return reply, problem

@@ -60,7 +60,7 @@ def _train(job: Job, reports: BinaryIO) -> None:
     from verl.trainer.main_ppo import run_ppo
 
     _report(reports, Progress(text="starting Ray, the trainer and vLLM"))
-    run_ppo(config, task_runner_class=task_runner.make(job))
+    run_ppo(config, task_runner_class=task_runner.Runner(job))
 
 
 def _config(job: Job) -> Any:

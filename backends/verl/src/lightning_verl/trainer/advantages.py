@@ -45,7 +45,13 @@ def token_rewards(notes: Sequence[Note], shape: tuple[int, int]) -> torch.Tensor
     return found
 
 
-def scales(rollouts: Sequence[str], mask: torch.Tensor, aggregation: Aggregation) -> torch.Tensor:
+def scales(
+    rollouts: Sequence[str],
+    mask: torch.Tensor,
+    aggregation: Aggregation,
+    *,
+    total: int | None = None,
+) -> torch.Tensor:
     """What the advantages of each row are multiplied with, so that verl's mean over tokens counts what `aggregation` says.
 
     A policy's loss is proportional to the advantage, as long as the factor is positive. So a token of weight w, in a
@@ -55,16 +61,19 @@ def scales(rollouts: Sequence[str], mask: torch.Tensor, aggregation: Aggregation
         rollouts: each row's rollout; shape [rows].
         mask: which tokens are learnt from, shape [rows, R].
         aggregation: what is to count the same.
+        total: tokens that verl's mean is over; by default those that are learnt from.
 
     Returns:
         float32, shape [rows]; 0.0 for rows without a token that is learnt from.
     """
     tokens = mask.sum(dim=1).to(torch.float64)
-    total = float(tokens.sum())
+    learnt = float(tokens.sum())
     used = tokens > 0
-    if not total or aggregation is Aggregation.TOKEN:
-        return used.to(torch.float32)
-    if aggregation is Aggregation.SEQUENCE:
+    if not learnt:
+        return torch.zeros(len(tokens), dtype=torch.float32)
+    if aggregation is Aggregation.TOKEN:
+        of_each, count = torch.full_like(tokens, learnt), 1
+    elif aggregation is Aggregation.SEQUENCE:
         of_each, count = tokens, int(used.sum())
     else:
         sums: dict[str, float] = {}
@@ -72,4 +81,5 @@ def scales(rollouts: Sequence[str], mask: torch.Tensor, aggregation: Aggregation
             sums[rollout] = sums.get(rollout, 0.0) + own
         of_each = torch.tensor([sums[each] for each in rollouts], dtype=torch.float64)
         count = sum(own > 0 for own in sums.values())
-    return torch.where(used, total / (count * of_each.clamp(min=1)), 0.0).to(torch.float32)
+    mean_of = learnt if total is None else total
+    return torch.where(used, mean_of / (count * of_each.clamp(min=1)), 0.0).to(torch.float32)

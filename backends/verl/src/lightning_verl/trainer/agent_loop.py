@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -54,18 +54,21 @@ class RolloutLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         if trace.reward is None:
             log.warning("rollout `%s`: not scored (%s); left out", rollout, trace.attempt.cause)
         filler = self.tokenizer.eos_token_id or 0
+        # The policy that step N learns from is the one after step N-1; validation is after the step it is named by.
+        version = step if mode is Mode.VAL else step - 1
+        empty = filler_row(rollout, group, version=version, filler=filler)
         if mode is Mode.VAL:
-            if trace.reward is None:
-                return []
-            return [self._output(filler_row(rollout, group, version=step, filler=filler), trace)]
-        # The policy that step N learns from is the one after step N-1.
-        rules = job.learning.rules(step - 1, shared.credit)
-        rows = rows_of(traces, rules, group=group)
+            scored = [each.reward is not None for each in traces]
+            # verl takes a batch without any row for a failure of its own.
+            return (
+                [self._output(empty, trace)]
+                if scored[session] or (not any(scored) and session == 0)
+                else []
+            )
+        rules = job.learning.rules(version, shared.credit)
+        rows = shared.rows.of(group, count, lambda: rows_of(traces, rules, group=group))
         if not rows and session == 0:
-            # verl takes a step in which no group has rows for a failure of its own.
-            return [
-                self._output(filler_row(rollout, group, version=step - 1, filler=filler), trace)
-            ]
+            return [self._output(empty, trace)]
         return [self._output(each, trace) for each in rows.get(rollout, [])]
 
     @staticmethod
@@ -135,6 +138,22 @@ class Draws:
         return drawn.index(uid)
 
 
+class GroupRows:
+    """The rows of groups, made once for all rollouts of each."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[dict[str, list[Row]], int]] = {}
+
+    def of(
+        self, group: str, count: int, make: Callable[[], dict[str, list[Row]]]
+    ) -> dict[str, list[Row]]:
+        """The rows of a group, which are forgotten once `count` rollouts have asked."""
+        rows, left = self._made.pop(group) if group in self._made else (make(), count)
+        if left > 1:
+            self._made[group] = (rows, left - 1)
+        return rows
+
+
 @dataclasses.dataclass(frozen=True)
 class _Shared:
     """What all agent loops of a process share."""
@@ -143,6 +162,7 @@ class _Shared:
     rollouts: Rollouts
     credit: Mapping[str, CreditRuleFactory]
     draws: Draws = dataclasses.field(default_factory=Draws)
+    rows: GroupRows = dataclasses.field(default_factory=GroupRows)
 
 
 _made: dict[asyncio.AbstractEventLoop, asyncio.Task[_Shared]] = {}
@@ -150,7 +170,8 @@ _made: dict[asyncio.AbstractEventLoop, asyncio.Task[_Shared]] = {}
 
 async def _shared() -> _Shared:
     loop = asyncio.get_running_loop()
-    if loop not in _made:
+    made = _made.get(loop)
+    if made is None or (made.done() and made.exception() is not None):
         _made[loop] = loop.create_task(_make())
     return await asyncio.shield(_made[loop])
 

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, Self, TypeVar
 
 from lightning_core.client import Client
-from lightning_core.errors import WireError
+from lightning_core.errors import EngineError, WireError
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.wire import EventKind, ServedPolicy
 from lightning_verl.job import Job
@@ -36,6 +36,7 @@ class Gateway:
         self._policy: ServedPolicy | None = None
         self._following: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
+        self._fault: WireError | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -54,6 +55,7 @@ class Gateway:
         Raises:
             LightningError: the server refused, or stayed away.
         """
+        self._check()
         self._do(self._serve(policy))
 
     def hold(self, seconds: float = DRAIN_SECONDS) -> None:
@@ -63,7 +65,14 @@ class Gateway:
         Raises:
             LightningError: the server refused, or stayed away.
         """
+        self._check()
         self._do(self._hold(seconds))
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise EngineError(
+                f"gateway: the server's events cannot be followed any more: {self._fault}; go on with `--resume`"
+            ) from self._fault
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -111,7 +120,7 @@ class Gateway:
                 )
             except WireError as error:
                 if error.status != 410:
-                    log.error("gateway: its events cannot be followed any more: %s", error)
+                    self._fault = error
                     return
                 after = 0
                 continue

@@ -1,4 +1,5 @@
-"""The job within Ray: held by a named actor, since verl prints its configuration and Ray shows environments."""
+"""The job within Ray: held by a named actor, since it has a token. verl prints its configuration, and Ray keeps environments,
+what a class closes over and what an actor is made with; it keeps nothing of what a method is called with."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ _NAME: Final = "lightning_core_job"
 
 
 class _Holder:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self) -> None:
+        self._data = b""
+
+    def put(self, data: bytes) -> None:
         self._data = data
 
     def get(self) -> bytes:
@@ -21,11 +25,16 @@ class _Holder:
 
 def hold(ray: Any, job: Job) -> Any:
     """Start the actor; it lives as long as what this returns."""
-    actor = ray.remote(_Holder).options(name=_NAME, num_cpus=0)
-    return actor.remote(msgspec.json.encode(job))
+    actor = ray.remote(_Holder).options(name=_NAME, num_cpus=0).remote()
+    ray.get(actor.put.remote(msgspec.json.encode(job)))
+    return actor
+
+
+def held(ray: Any) -> Job:
+    """The job, in a process of the trainer's that may block."""
+    return msgspec.json.decode(ray.get(ray.get_actor(_NAME).get.remote()), type=Job)
 
 
 async def job_of(ray: Any) -> Job:
-    """The job, in any of the trainer's processes."""
-    data = await ray.get_actor(_NAME).get.remote()
-    return msgspec.json.decode(data, type=Job)
+    """The job, in a process of the trainer's that may not."""
+    return msgspec.json.decode(await ray.get_actor(_NAME).get.remote(), type=Job)

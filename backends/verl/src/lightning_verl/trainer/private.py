@@ -38,6 +38,7 @@ _METHODS: Final = {
     ),
     ("verl.trainer.ppo.v1.replay_buffer", "ReplayBufferAsync"): ("sample",),
     ("verl.workers.rollout.llm_server", "LLMServerManager"): ("get_addresses",),
+    ("verl.single_controller.ray.base", "ResourcePoolManager"): ("get_n_gpus",),
 }  # fmt: skip
 """Classes, and the methods of theirs that are called or overridden."""
 

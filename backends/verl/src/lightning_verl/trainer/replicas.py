@@ -12,6 +12,9 @@ from lightning_core.errors import EngineError
 from lightning_core.wire import ServedPolicy
 from lightning_verl.job import Job
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy that the environment names is not for replicas."""
+
 
 def policy_of(
     job: Job, replicas: tuple[Endpoint, ...], version: int, *, tools: bool
@@ -37,7 +40,7 @@ def endpoints(addresses: list[str]) -> tuple[Endpoint, ...]:
     for address in addresses:
         base = f"http://{address}/v1"
         try:
-            with urllib.request.urlopen(f"{base}/models", timeout=60) as response:
+            with _direct.open(f"{base}/models", timeout=60) as response:
                 model = json.load(response)["data"][0]["id"]
         except (OSError, ValueError, LookupError) as error:
             raise EngineError(

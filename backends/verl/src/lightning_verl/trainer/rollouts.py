@@ -21,7 +21,7 @@ _LOOK_SECONDS: Final = 15.0
 """Seconds after which a rollout that no event has told of is looked at."""
 _NOT_FOUND: Final = 404
 _SHORTEST: Final = 0.05
-_LONGEST: Final = 1.0
+_LONGEST: Final = 5.0
 
 
 class Rollouts:
@@ -85,7 +85,9 @@ class Rollouts:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await ended.wait()
             except TimeoutError:
-                pass  # An event may have been missed, or told before the rollout was enqueued anew.
+                # An event may have been missed, or told before the rollout was enqueued anew.
+                if not await self._has_ended(rollout):
+                    continue
             ended.clear()
             try:
                 trace = await self._trace(rollout.id)
@@ -108,6 +110,12 @@ class Rollouts:
             pause = min(pause * 1.5, _LONGEST)
             trace = await self._trace(rollout.id)
         return trace
+
+    async def _has_ended(self, rollout: Rollout) -> bool:
+        found = await self._patience.ask(
+            lambda: self._client.rollouts(run=self._run, group=rollout.group)
+        )
+        return any(each.id == rollout.id and each.status.ended for each in found)
 
     async def _trace(self, rollout_id: str) -> Trace:
         return await self._patience.ask(lambda: self._client.trace(rollout_id))

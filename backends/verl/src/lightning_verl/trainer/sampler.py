@@ -16,6 +16,7 @@ from lightning_verl.trainer.notes import notes_of, tell_consumed
 log = logging.getLogger("lightning_verl.trainer")
 
 _POLL_SECONDS: Final = 0.2
+_NO_ROWS: Final = "no materializable trajectories"
 _TRIES: Final = 3
 """How often a step is begun anew with other tasks where nothing of it can be learnt from."""
 
@@ -91,7 +92,15 @@ def _learnable(
 ) -> tuple[KVBatchMeta, dict[str, Any]]:
     """A step's rows, begun anew with other tasks as long as none has a token to learn from: verl takes no such step."""
     for number in range(_TRIES):
-        batch, metrics = sample()
+        try:
+            batch, metrics = sample()
+        except RuntimeError as error:
+            if _NO_ROWS not in str(error):
+                raise
+            raise LightningError(
+                f"step {step}: the agent loop failed for every task; the log says why at `Error in _run_prompt`, such as a"
+                " server that stayed away. Once it is mended, go on with `--resume`"
+            ) from error
         notes = notes_of(batch.keys, batch.partition_id)
         if any(note.pieces for note in notes):
             return batch, metrics

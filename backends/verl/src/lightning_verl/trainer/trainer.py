@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
+import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
@@ -19,6 +19,7 @@ from lightning_verl.trainer.gateway import Gateway
 from lightning_verl.trainer.notes import notes_of, tell_consumed
 from lightning_verl.trainer.replicas import endpoints, policy_of, tools
 from lightning_verl.trainer.samples import Note
+from lightning_verl.trainer.updates import mini_batch_size, mini_batches
 
 log = logging.getLogger("lightning_verl.trainer")
 
@@ -40,11 +41,8 @@ def register(job: Job, gateway: Gateway) -> None:
         def __init__(self, config: Any) -> None:
             # verl asks for the mode by name.
             config.trainer.v1.trainer_mode = job.mode
-            actor, critic = config.actor_rollout_ref.actor, config.critic
-            self._updates = {
-                name: max(1, config.data.train_batch_size // part.ppo_mini_batch_size)
-                for name, part in (("actor", actor), ("critic", critic))
-            }
+            asked = config.actor_rollout_ref.actor.ppo_mini_batch_size
+            self._updates = max(1, config.data.train_batch_size // asked)
             super().__init__(config)
 
         # The gateway ----------------------------------------------------------------------------------------------
@@ -70,24 +68,22 @@ def register(job: Job, gateway: Gateway) -> None:
         # Learning -------------------------------------------------------------------------------------------------
 
         def _balance_batch(self, batch: Any, metrics: Any, *rest: Any, **more: Any) -> Any:
-            self._fit_updates(len(batch.keys))
+            rollout, actor = (
+                self.config.actor_rollout_ref.rollout,
+                self.config.actor_rollout_ref.actor,
+            )
+            self._workers = self.resource_pool_manager.get_n_gpus() // max(
+                actor.ulysses_sequence_parallel_size,
+                actor.fsdp_config.get("ulysses_sequence_parallel_size", 1),
+            )
+            size = mini_batch_size(
+                len(batch.keys), group=rollout.n, workers=self._workers, updates=self._updates
+            )
+            self._mini_batch = size * rollout.n
+            with open_dict(self.config):
+                actor.ppo_mini_batch_size = self.config.critic.ppo_mini_batch_size = size
             tell_consumed(job.consumed, self.global_steps, notes_of(batch.keys, batch.partition_id))
             return super()._balance_batch(batch, metrics, *rest, **more)
-
-        def _fit_updates(self, rows: int) -> None:
-            """Make verl's mini-batches so large that these rows are as many updates as were asked for."""
-            n, workers = (
-                self.config.actor_rollout_ref.rollout.n,
-                self.resource_pool_manager.get_n_gpus(),
-            )
-            every = workers // math.gcd(n, workers)
-            with open_dict(self.config):
-                for name, part in (
-                    ("actor", self.config.actor_rollout_ref.actor),
-                    ("critic", self.config.critic),
-                ):
-                    size = math.ceil(rows / (n * self._updates[name]))
-                    part.ppo_mini_batch_size = math.ceil(size / every) * every
 
         def _compute_advantage(self, batch: Any, metrics: Any) -> Any:
             padding = [bool(tag.get("is_padding")) for tag in batch.tags]
@@ -103,25 +99,39 @@ def register(job: Job, gateway: Gateway) -> None:
             batch = super()._compute_advantage(batch, metrics)
             data = tq.kv_batch_get(
                 keys=batch.keys, partition_id=batch.partition_id,
-                select_fields=["advantages", "response_mask"],
+                select_fields=["advantages", "response_mask", "loss_mask"],
             )  # fmt: skip
             nested = data["response_mask"]
             data = data.to_padded_tensor()
-            mask = data["response_mask"]
+            mask, counted = data["response_mask"], data["loss_mask"].sum(dim=1)
             found = (
                 data["advantages"]
                 if values
                 else advantages(notes, tuple(mask.shape), whitened=learning.algorithm in WHITENED)
             )
-            found = (
-                found
-                * mask
-                * scales([note.rollout for note in notes], mask, learning.aggregation)[:, None]
-            )
+            found = found * mask * self._scales(notes, mask, counted)[:, None]
             fields = TensorDict(
                 {"advantages": response_to_nested(found, nested)}, batch_size=len(batch)
             )
             return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+        def _scales(
+            self, notes: list[Note], mask: torch.Tensor, counted: torch.Tensor
+        ) -> torch.Tensor:
+            """Each update's mean is over its own tokens: those that rollout correction rejects are counted by verl too."""
+            places = torch.tensor(
+                mini_batches(len(notes), size=self._mini_batch, workers=self._workers)
+            )
+            found = torch.zeros(len(notes), dtype=torch.float32)
+            for place in range(int(places.max()) + 1):
+                chosen = (places == place).nonzero().flatten()
+                found[chosen] = scales(
+                    [notes[row].rollout for row in chosen.tolist()],
+                    mask[chosen],
+                    learning.aggregation,
+                    total=int(counted[chosen].sum()),
+                )
+            return found
 
         @staticmethod
         def _put_rewards(batch: Any, notes: list[Note]) -> None:
