@@ -62,6 +62,22 @@ async def test_rollouts_of_a_group_ask_the_same_and_are_sampled_under_seeds_of_t
     assert first == again
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_the_engine_gave_up_is_no_whole_reply(site, upstream, stream):
+    """vLLM ends what still runs when it takes new weights, with status 200."""
+    site.gateway.policies.set(policy_at(upstream.url, version=1))
+    given_up = with_ids(text="hel")
+    given_up["choices"][0]["finish_reason"] = "abort"
+    session = site.open(Mode.TRAIN)
+    upstream.handler = reply_with(whole(given_up))
+    status, _, _ = await site.ask({**REQUEST, "stream": stream})
+    assert status == 200
+    call = await site.call()
+    assert (call.text, call.complete, call.error.kind) == ("hel", False, CallErrorKind.CUT)
+    assert "abort" in call.error.message
+    assert session.last_error.kind is CallErrorKind.CUT
+
+
 async def test_a_policy_that_is_only_used_is_sampled_as_the_agent_asks(site, upstream):
     served = SamplingPolicy(as_asked=True, temperature=0.0, max_tokens=5)
     site.gateway.policies.set(policy_at(upstream.url, version=1, val=served))
@@ -332,7 +348,7 @@ async def test_a_rollout_sticks_to_one_replica_and_rollouts_spread(site, make_up
         replica.handler = reply_with(whole(completion()))
     site.gateway.policies.set(policy_at(*(replica.url for replica in replicas)))
     used = set()
-    for number in range(20):
+    for number in range(40):
         attempt = f"r{number}.1"
         site.open(Mode.TRAIN, attempt=attempt, rollout=f"r{number}")
         for _ in range(3):
