@@ -24,7 +24,7 @@ NAMES = ("verl-bridge",)
 STEPS = 6
 """In a run; the first two of each warm up and are left out."""
 WARM = 2
-BATCH, GROUP, MAX_TOKENS = 4, 4, 64
+BATCH, GROUP, MAX_TOKENS = 2, 4, 64
 
 _AGENT = '''
 import json

@@ -180,6 +180,8 @@ def test_a_ray_of_our_own_listens_here_alone_and_one_that_is_named_is_joined(ask
     joined = settings(asked({"+ray_kwargs.ray_init.address": "10.0.0.1:6379"}), tmp_path)
     assert address not in joined
     assert joined["ray_kwargs.ray_init.address"] == "10.0.0.1:6379"
+    on_cpu = {"+ray_kwargs.ray_init.address": "10.0.0.1:6379", "platform": "cpu"}
+    assert not any("ray_init.num_" in key for key in settings(asked(on_cpu), tmp_path))
 
 
 @pytest.mark.parametrize("key", sorted(set(TAKEN) - {"algorithm.adv_estimator"}))

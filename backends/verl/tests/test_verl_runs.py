@@ -9,8 +9,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -56,6 +58,11 @@ TASKS = {
     "plain": ["Say this.", "Say that.", "Say more.", "Say it all."],
 }
 SECONDS = 1500
+ACTORS = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(json.dumps([str(each) for each in ray.util.list_named_actors(all_namespaces=True)]))
+"""
 
 
 class Folder:
@@ -88,15 +95,17 @@ class Folder:
     def rollouts(self, name):
         return [line for line in self.lines(name) if "rollout" in line]
 
-    def left(self):
-        """Processes that belong to a run in this folder."""
-        found = []
+    def processes(self):
+        """Those that belong to a run in this folder, by their place in `/proc`."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
                     if str(self.path).encode() in (entry / "environ").read_bytes():
-                        found.append((entry / "cmdline").read_bytes())
-        return found
+                        yield entry
+
+    def left(self):
+        """What is left of runs in this folder."""
+        return [(entry / "cmdline").read_bytes() for entry in self.processes()]
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +215,70 @@ def test_where_all_break_the_run_says_so_after_other_tasks_were_tried(folder):
     assert "lightning-core show RUN" in out
     assert "Traceback" not in out
     assert len(folder.rollouts("broken")) == 3 * 2 * 2
+    assert folder.left() == []
+
+
+def test_a_vllm_that_dies_within_a_step_is_named(folder):
+    process = folder.start("dead", "plain", "--steps", "2", "--batch-size", "2")
+    metrics = folder.path / "runs/dead/metrics.jsonl"
+    until(process, lambda: metrics.exists() and len(folder.rollouts("dead")) >= 4)
+    for entry in folder.processes():
+        if b"EngineCore" in (entry / "cmdline").read_bytes():
+            os.kill(int(entry.name), signal.SIGKILL)
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "vLLM" in out or "EngineDeadError" in out, out[-3000:]
+    assert "--resume" in out
+    assert folder.left() == []
+
+
+def test_a_ray_that_is_not_there_is_named(folder):
+    address = "127.0.0.1:9"
+    process = folder.start(
+        "alone", "plain", "--steps", "1", "--set", f"+ray_kwargs.ray_init.address={address}"
+    )
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert address in out
+    assert "Traceback" not in out
+    assert folder.left() == []
+
+
+@pytest.fixture
+def cluster(verl_python, tmp_path_factory):
+    """A Ray of somebody else's; its address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    # Ray's sockets have short names or none.
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as place:
+        env = environment.environ(
+            {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        )
+        process = subprocess.Popen(
+            [verl_python.parent / "ray", "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1",
+             "--num-cpus=64", "--num-gpus=1", "--object-store-memory=500000000", "--include-dashboard=false",
+             f"--temp-dir={place}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=env,
+        )  # fmt: skip
+        try:
+            yield f"127.0.0.1:{port}"
+            assert process.poll() is None, "it is not ours to stop"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def test_a_ray_that_is_joined_goes_on_without_us(folder, cluster, verl_python):
+    process = folder.start("joined", "plain", "--steps", "1", "--batch-size", "2", "--set",
+                           f"+ray_kwargs.ray_init.address={cluster}")  # fmt: skip
+    ended(process)
+    assert [line["rollouts/scored"] for line in folder.steps("joined")] == [4]
+    listed = subprocess.run(
+        [verl_python, "-c", ACTORS, cluster], capture_output=True, text=True, timeout=120,
+        env=environment.environ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}),
+    )  # fmt: skip
+    assert json.loads(listed.stdout.splitlines()[-1]) == [], listed.stderr[-2000:]
     assert folder.left() == []
 
 

@@ -1,6 +1,7 @@
 """How the rows of a step become updates, whatever their number; and what must be so in Ray before anything starts."""
 
 import math
+import socket
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_core.errors import LightningError
 from lightning_core.learn import Aggregation
+from lightning_verl.trainer.__main__ import check_ray
 from lightning_verl.trainer.advantages import scales
 from lightning_verl.trainer.task_runner import check_alone, check_reachable
 from lightning_verl.trainer.updates import mini_batch_size, mini_batches
@@ -78,6 +80,16 @@ def test_a_ray_in_which_another_training_runs_is_refused():
     check_alone(Ray(there=False))
     with pytest.raises(LightningError, match="take each other's rows"):
         check_alone(Ray(there=True))
+
+
+def test_a_ray_at_which_nothing_answers_is_refused_at_once():
+    for address in (None, "local", "auto"):
+        check_ray(address)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        check_ray(address)
+    with pytest.raises(LightningError, match=f"no Ray at {address}"):
+        check_ray(address)
 
 
 def test_other_nodes_need_a_server_that_they_reach():

@@ -20,6 +20,9 @@ CONSUMED: Final = "consumed.jsonl"
 """The file there to which our trainer writes what each step learns from."""
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ACTOR: Final = "actor_rollout_ref.actor"
+_RAY_RESOURCES: Final = tuple(
+    f"ray_kwargs.ray_init.{name}" for name in ("num_cpus", "num_gpus", "object_store_memory")
+)
 
 
 def overrides(
@@ -142,6 +145,9 @@ def overrides(
             keys[f"{model}.override_config.attn_implementation"] = "sdpa"
     if plan.platform is Platform.CPU:
         keys |= cpu_keys(devices(asked.options))
+    if not own_ray(plan):
+        # A Ray that is joined has what it has, and refuses to be told.
+        keys = {key: value for key, value in keys.items() if not key.startswith(_RAY_RESOURCES)}
     return tuple(f"++{key}={hydra_value(value)}" for key, value in keys.items()) + plan.theirs
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from lightning_verl.job import Done, Failed, Job, Platform, Progress, Report
 
 _GRACE: Final = 15.0
 _LONGEST: Final = 4000
+_CONNECT_SECONDS: Final = 10.0
 
 
 class _Stop(BaseException):
@@ -57,10 +59,29 @@ def _train(job: Job, reports: BinaryIO) -> None:
     if job.platform is Platform.CPU:
         _check_platform()
     config = _config(job)
+    check_ray(config.ray_kwargs.ray_init.get("address"))
     from verl.trainer.main_ppo import run_ppo
 
     _report(reports, Progress(text="starting Ray, the trainer and vLLM"))
     run_ppo(config, task_runner_class=task_runner.Runner(job))
+
+
+def check_ray(address: str | None) -> None:
+    """Refuse a Ray that nothing answers at, for which Ray itself would wait for minutes.
+
+    Raises:
+        LightningError: it cannot be reached.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit():
+        return  # `local`, `auto`, or a form of Ray's that it checks itself.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LightningError(
+            f"no Ray at {address}: {error}; expected the head's address as `ray start --head` prints it, in"
+            " `--set +ray_kwargs.ray_init.address=HOST:PORT`; without it the trainer starts a Ray of its own"
+        ) from error
 
 
 def _config(job: Job) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from typing import Any
+from typing import Any, Final
 
 from lightning_core.capability import Capability
 from lightning_core.engine import Endpoint
@@ -12,6 +12,7 @@ from lightning_core.errors import EngineError
 from lightning_core.wire import ServedPolicy
 from lightning_verl.job import Job
 
+_SECONDS: Final = 60
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """A proxy that the environment names is not for replicas."""
 
@@ -39,15 +40,30 @@ def endpoints(addresses: list[str]) -> tuple[Endpoint, ...]:
     found = []
     for address in addresses:
         base = f"http://{address}/v1"
-        try:
-            with _direct.open(f"{base}/models", timeout=60) as response:
-                model = json.load(response)["data"][0]["id"]
-        except (OSError, ValueError, LookupError) as error:
-            raise EngineError(
-                f"vLLM at {base}: does not say what it serves: {type(error).__name__}: {error}"
-            ) from error
-        found.append(Endpoint(base_url=base, model=model))
+        found.append(Endpoint(base_url=base, model=_asked(f"{base}/models")["data"][0]["id"]))
     return tuple(found)
+
+
+def check_alive(replicas: tuple[Endpoint, ...]) -> None:
+    """Refuse to go on without vLLM.
+
+    Raises:
+        EngineError: a replica has died, or does not answer.
+    """
+    for replica in replicas:
+        _asked(replica.base_url.removesuffix("/v1") + "/health")
+
+
+def _asked(url: str) -> Any:
+    try:
+        with _direct.open(url, timeout=_SECONDS) as response:
+            body = response.read()
+        return json.loads(body) if body else None
+    except (OSError, ValueError, LookupError) as error:
+        raise EngineError(
+            f"vLLM at {url}: {type(error).__name__}: {error}; it has died, or hangs: the log says of what, such as too little"
+            " memory (`actor_rollout_ref.rollout.gpu_memory_utilization`). Once it is mended, go on with `--resume`"
+        ) from error
 
 
 def tools(config: Any) -> bool:

@@ -21,12 +21,17 @@ _TRIES: Final = 3
 """How often a step is begun anew with other tasks where nothing of it can be learnt from."""
 
 
+def _nothing() -> None:
+    """No engine is known to be asked whether it lives."""
+
+
 class Sampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
     """verl's synchronous sampler. Groups of equal rewards are replaced, at most `refill` times, by groups of other tasks;
     they stay in the step, whose size so does not depend on its luck."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"poll_interval": _POLL_SECONDS, **kwargs})
+        self.check_engine: Callable[[], None] = _nothing
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         """A step's rows, and verl's own numbers of it.
@@ -72,6 +77,7 @@ class AsyncSampler(ReplayBufferAsync):  # type: ignore[misc]  # verl has no type
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"poll_interval": _POLL_SECONDS, **kwargs})
+        self.check_engine: Callable[[], None] = _nothing
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         """A step's rows, and verl's own numbers of it.
@@ -107,6 +113,7 @@ def _learnable(
         log.warning(
             "step %d: nothing to learn from in %d groups; other tasks are drawn", step, groups
         )
+        sampler.check_engine()
         tell_consumed(sampler.sampler_kwargs["consumed"], step, notes)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         if number + 1 < _TRIES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from lightning_verl.learning import CRITIC, WHITENED
 from lightning_verl.trainer.advantages import advantages, scales, token_rewards
 from lightning_verl.trainer.gateway import Gateway
 from lightning_verl.trainer.notes import notes_of, tell_consumed
-from lightning_verl.trainer.replicas import endpoints, policy_of, tools
+from lightning_verl.trainer.replicas import check_alive, endpoints, policy_of, tools
+from lightning_verl.trainer.sampler import AsyncSampler, Sampler
 from lightning_verl.trainer.samples import Note
 from lightning_verl.trainer.updates import mini_batch_size, mini_batches
 
@@ -50,6 +52,8 @@ def register(job: Job, gateway: Gateway) -> None:
         def on_init_end(self) -> None:
             super().on_init_end()
             self._endpoints = endpoints(self.llm_server_manager.get_addresses())
+            if isinstance(self.replay_buffer, Sampler | AsyncSampler):
+                self.replay_buffer.check_engine = partial(check_alive, self._endpoints)
             self._serve()
 
         def on_sample_end(self) -> None:
