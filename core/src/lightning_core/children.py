@@ -25,6 +25,7 @@ from lightning_core.instrument import variables
 
 _READY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
+_TAIL_BYTES: Final = 64 * 1024
 _NOT_HANDED_ON: Final = {*variables.OF_AN_ATTEMPT, variables.TOKEN}
 
 
@@ -156,6 +157,39 @@ def read_secret() -> str:
             "standard input: expected a secret as a line of JSON; this process is started by another of ours,"
             " a worker of your own by `lightning-core work`"
         ) from error
+
+
+def end_session(leader: int) -> None:
+    """End what is left of a session, where some of its processes have groups of their own.
+
+    Args:
+        leader: the process that was started with a session of its own.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    proc = Path("/proc")
+    if not proc.is_dir():
+        return
+    for entry in proc.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(int(entry.name)) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def log_tail(log: Path, lines: int, *, since: int = 0) -> str:
+    """The last lines of a log.
+
+    Args:
+        log: the file.
+        lines: how many.
+        since: the byte from which on they are of interest.
+    """
+    with log.open("rb") as file:
+        file.seek(max(since, log.stat().st_size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.replace("\r", "\n").splitlines()[-lines:])
 
 
 def take_token() -> str | None:

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lightning_core.children import log_tail
+
 LOOK = 0.5
 """Seconds between two looks whether a process has ended."""
 GRACE = 5.0
@@ -74,10 +76,7 @@ class Child:
 
     def tail(self, lines: int = TAIL) -> str:
         """The last lines that it logged."""
-        with self.log.open("rb") as file:
-            file.seek(max(self._log_start, self.log.stat().st_size - 64 * 1024))
-            text = file.read().decode(errors="replace")
-        return "\n".join(text.replace("\r", "\n").splitlines()[-lines:])
+        return log_tail(self.log, lines, since=self._log_start)
 
     async def stop(self) -> None:
         """End the process and its group: politely, then not. May be called more than once."""

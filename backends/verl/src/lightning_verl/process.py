@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from lightning_core.children import end_session, log_tail
 from lightning_core.errors import EngineError
 from lightning_verl.job import Job, Report
 
@@ -91,10 +90,7 @@ class TrainerProcess:
 
     def tail(self, lines: int = TAIL) -> str:
         """The last lines that it logged."""
-        with self.log.open("rb") as file:
-            file.seek(max(self._log_start, self.log.stat().st_size - 64 * 1024))
-            text = file.read().decode(errors="replace")
-        return "\n".join(text.replace("\r", "\n").splitlines()[-lines:])
+        return log_tail(self.log, lines, since=self._log_start)
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
@@ -108,18 +104,3 @@ class TrainerProcess:
                     await process.wait()
         end_session(process.pid)
         await process.wait()
-
-
-def end_session(leader: int) -> None:
-    """End what is left of a session: Ray and vLLM give some of their processes groups of their own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-    proc = Path("/proc")
-    if not proc.is_dir():
-        return
-    for entry in proc.iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(int(entry.name)) == leader:
-                os.kill(int(entry.name), signal.SIGKILL)

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lightning_core.children import end_session
 from lightning_core.errors import UsageError, WireError
 from lightning_core.executor import Executor, MakeWorker, WorkerOrder
 from lightning_core.instrument import variables
 from lightning_core.runs import RunConfig
-from lightning_verl.process import end_session
 from lightning_verl.ray_driver import STOP_SECONDS
 from lightning_verl.ray_messages import (
     Ended,
