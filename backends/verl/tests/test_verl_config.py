@@ -9,13 +9,15 @@ import msgspec
 import pytest
 
 from lightning_core.errors import UsageError
+from lightning_core.learn.samplers import create_sampler
 from lightning_core.optimization import OptimizeConfig
+from lightning_core.plugins import installed
 from lightning_core.rollout import Mode
 from lightning_core.runs import RunConfig
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.task import Task
 from lightning_verl.config import overrides
-from lightning_verl.dataset import write_rows
+from lightning_verl.dataset import drawn, write_rows
 from lightning_verl.options import GROUPS, OWN, TAKEN, hydra_value
 from lightning_verl.plan import plan_of
 
@@ -58,7 +60,8 @@ def test_what_was_asked_of_the_run_is_what_verl_is_told(asked, tmp_path, model):
     assert keys["actor_rollout_ref.rollout.n"] == "2"
     assert keys["actor_rollout_ref.rollout.temperature"] == "0.7"
     assert keys["data.max_response_length"] == "32"
-    assert keys["data.seed"] == "5"
+    assert keys["actor_rollout_ref.rollout.seed"] == "5"
+    assert keys["data.shuffle"] == "false"
     assert keys["trainer.save_freq"] == "2"
     assert keys["trainer.default_local_dir"] == f"'{tmp_path}/checkpoints'"
 
@@ -215,7 +218,7 @@ def test_an_unknown_key_lists_those_there_are(asked, key):
         ({"group_size": 1}, "take 2 or more"),
         ({"credit": "luck"}, "no rule is named `luck`"),
         ({"options": {"actor_rollout_ref.model.lora.merge": "false"}}, "without the adapter"),
-        ({"sampler": "success"}, "sampler: .*'shuffled'"),
+        ({"sampler": "success"}, "sampler: .*`shuffled` or `difficulty`"),
         ({"asynchronous": True, "max_staleness": 1, "refill": 1}, "refill: cannot be had"),
         ({"options": {"algorithm.use_kl_in_reward": "true"}}, "use_kl_loss=true"),
         (
@@ -281,15 +284,22 @@ def test_rows_name_tasks_and_hold_nothing_that_only_the_grader_may_see(tmp_path)
     assert "secret" not in (tmp_path / "a.jsonl").read_text()
 
 
-def test_fewer_tasks_than_a_batch_are_repeated_under_other_indices(tmp_path):
-    tasks = [Task(id=f"t{n}", input="q") for n in range(3)]
-    write_rows(tmp_path / "a.jsonl", tasks, Mode.TRAIN, at_least=8)
+def test_each_step_is_drawn_by_the_runs_sampler_and_each_row_has_an_index_of_its_own(tmp_path):
+    tasks = [Task(id=f"t{n}", input="q", metadata={"level": 3 - n}) for n in range(3)]
+    asked = OptimizeConfig(
+        backend="verl", steps=2, batch_size=4, refill=1, sampler="difficulty:level"
+    )
+    sampler = create_sampler(asked.sampler, tasks, asked.seed, installed().samplers())
+    write_rows(tmp_path / "a.jsonl", drawn(asked, sampler), Mode.TRAIN)
+    again = create_sampler(asked.sampler, tasks, asked.seed, installed().samplers())
     found = [
         (row["extra_info"]["task"], row["extra_info"]["index"])
         for row in rows(tmp_path / "a.jsonl")
     ]
-    assert [task for task, _ in found] == ["t0", "t1", "t2", "t0", "t1", "t2", "t0", "t1"]
-    assert len({index for _, index in found}) == 8
+    expected = [task.id for _ in range(4) for task in again.draw(4)]
+    assert [task for task, _ in found] == expected
+    assert expected[0] == "t2", "the easiest first"
+    assert [index for _, index in found] == list(range(2 * 2 * 4))
 
 
 def test_the_light_half_imports_nothing_heavy():

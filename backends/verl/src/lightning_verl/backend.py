@@ -18,6 +18,7 @@ from lightning_core.client import Client
 from lightning_core.errors import LightningError, UsageError
 from lightning_core.findings import Finding
 from lightning_core.folder import RunFolder
+from lightning_core.learn.samplers import create_sampler
 from lightning_core.plugins import installed
 from lightning_core.recipe import Recipe
 from lightning_core.records import Json
@@ -26,7 +27,7 @@ from lightning_core.runs import Access, Artifact, Run, RunConfig
 from lightning_core.trace import Trace
 from lightning_verl import environment
 from lightning_verl.config import CONSUMED, METRICS, overrides, own_ray
-from lightning_verl.dataset import write_rows
+from lightning_verl.dataset import drawn, write_rows
 from lightning_verl.examine import examine
 from lightning_verl.export import FORMATS, export
 from lightning_verl.job import AGENT_LOOP, ASYNC, CPU_PLATFORM, SYNC, Job, Platform
@@ -79,7 +80,8 @@ class VerlBackend(Backend):
             raise UsageError(
                 "tasks: there are none to train on; expected some of the split `train`"
             )
-        write_rows(folder / "train.jsonl", train, Mode.TRAIN, at_least=plan.asked.batch_size)
+        sampler = create_sampler(plan.asked.sampler, train, plan.asked.seed, installed().samplers())
+        write_rows(folder / "train.jsonl", drawn(plan.asked, sampler), Mode.TRAIN)
         write_rows(folder / "val.jsonl", val or train, Mode.VAL, kind=plan.asked.val_by)
         loop = [{"name": AGENT_LOOP, "_target_": "lightning_verl.trainer.agent_loop.RolloutLoop"}]
         # JSON is YAML too.

@@ -62,8 +62,8 @@ def overrides(
         # Rows hold the ids of tasks. How long prompts are shows when the agent makes them.
         "data.filter_overlong_prompts": False,
         "data.dataloader_num_workers": 0,
-        "data.shuffle": True,
-        "data.seed": asked.seed,
+        # In the order in which our sampler has drawn them.
+        "data.shuffle": False,
         "data.validation_shuffle": False,
         "actor_rollout_ref.model.path": model_path(config.model or ""),
         # What counts the same is in the advantages.

@@ -50,7 +50,7 @@ TAKEN: Final[Mapping[str, str]] = {
     "data.train_batch_size": "give it with `--batch-size`",
     "data.max_response_length": "give it with `--max-tokens`",
     "data.seed": "give it with `--seed`",
-    "data.shuffle": "tasks are shuffled",
+    "data.shuffle": "give it with `--sampler`",
     "trainer.total_training_steps": "give it with `--steps`",
     "trainer.total_epochs": "give the number of steps with `--steps`",
     "trainer.save_freq": "give it with `--save-every`",

@@ -17,6 +17,8 @@ from lightning_verl.job import Platform
 from lightning_verl.learning import CRITIC, ESTIMATORS, Learning
 from lightning_verl.options import check_key, devices, number, same, sequence_parallel
 
+SAMPLERS: Final = ("shuffled", "difficulty")
+"""What `--sampler` may begin with."""
 ALGORITHMS: Final = tuple(ESTIMATORS)
 """What `--algorithm` may be."""
 _MOST: Final = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -119,9 +121,10 @@ def _check_asked(config: RunConfig, asked: OptimizeConfig) -> None:
             f"group_size: `{asked.algorithm}` compares the rollouts of a task with one another; take 2 or more, such as 8, or"
             " `--algorithm ppo`"
         )
-    if asked.sampler != "shuffled":
+    if asked.sampler.partition(":")[0] not in SAMPLERS:
         raise UsageError(
-            f"sampler: backend `verl` takes only 'shuffled', but got {asked.sampler!r}; the backend `local` takes others"
+            f"sampler: backend `verl` takes {' or '.join(f'`{name}`' for name in SAMPLERS)}, which draw before the first step, but"
+            f" got {asked.sampler!r}; the backend `local` takes those that hear of rewards"
         )
     if asked.asynchronous and not asked.max_staleness:
         raise UsageError(
