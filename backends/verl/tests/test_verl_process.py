@@ -131,8 +131,9 @@ time.sleep(600)
 
 def test_the_lines_of_a_file_that_grows_are_read_once_and_whole(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text("left from an earlier start\n")
+    path.write_text('{"step": 7, "data": {}}\n{"step": 8, "da')
     metrics = LinesFile(path, StepMetrics)
+    assert [line.step for line in metrics.left] == [7]
     assert metrics.read() == []
     with path.open("w") as file:
         file.write('{"step": 1, "data": {"a": 1.5, "b": null}}\n{"step": 2, "da')

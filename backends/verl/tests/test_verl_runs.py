@@ -178,10 +178,11 @@ def test_the_late_are_cancelled_the_broken_are_counted_and_the_rest_is_learnt_fr
     assert causes == {
         ("t0", Cause.SUCCESS): 6, ("t1", Cause.CANCELLED): 6, ("t2", Cause.AGENT_ERROR): 6,
     }  # fmt: skip
+    # Two random rewards may be equal.
+    assert any(line["update/grad_norm"] > 0 for line in folder.steps("killed"))
     for line in folder.steps("killed"):
         assert (line["rollouts/scored"], line["failures/agent_error"]) == (2, 2)
         assert line["failures/cancelled"] == 2
-        assert line["update/grad_norm"] > 0
         assert line["verl/training/rollout_probs_diff_mean"] < 1e-5
         # The weights of rollout correction: vLLM and the trainer agree, so they are 1.
         (mean,) = {v for k, v in line.items() if re.search(r"rollout_is_mean$", k)}

@@ -20,7 +20,7 @@ class StepMetrics(msgspec.Struct, frozen=True):
 
 
 class LinesFile(Generic[T]):
-    """Reads a file of JSON lines that grows; begins it anew.
+    """Reads a file of JSON lines that grows; begins it anew, and keeps what an earlier start has left in it.
 
     Args:
         path: the file.
@@ -30,6 +30,9 @@ class LinesFile(Generic[T]):
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
+        self._at = 0
+        self.left = self.read()
+        """The lines of an earlier start."""
         self._at = 0
         path.unlink(missing_ok=True)
 

@@ -25,6 +25,8 @@ class State(msgspec.Struct, kw_only=True):
     """The Python of the verl environment, for `export`."""
     step: int = 0
     """Steps that are done."""
+    checkpoint: int = 0
+    """The step of the checkpoint from which this start has gone on; 0 where there was none."""
     vals: dict[str, dict[str, list[float]]] = msgspec.field(default_factory=dict)
     """Rewards of validation by step and task."""
 
@@ -97,6 +99,7 @@ def gone_back(state: State, folder: Path) -> State:
     return msgspec.structs.replace(
         state,
         step=min(state.step, step),
+        checkpoint=step,
         vals={after: each for after, each in state.vals.items() if int(after) <= step},
     )
 

@@ -64,7 +64,7 @@ class Watch:
                 each.cancel()
             await asyncio.gather(*every, return_exceptions=True)
             # What was learnt before a failure is known of it too.
-            await self._take_lines()
+            await self._take_lines(last=True)
 
     async def _report(self, process: TrainerProcess) -> None:
         done = False
@@ -89,10 +89,18 @@ class Watch:
             await self._take_lines()
             await asyncio.sleep(_LOOK)
 
-    async def _take_lines(self) -> None:
+    async def _take_lines(self, *, last: bool = False) -> None:
         # First the numbers: what they were made of is written before them.
         lines = self._metrics.read()
-        for each in self._consumed.read():
+        consumed = self._consumed.read()
+        if lines or last:
+            # What an earlier start has done and not told. By now its rollouts have been told once more.
+            done = self._state.checkpoint
+            lines = [line for line in self._metrics.left if line.step <= done] + lines
+            consumed = [each for each in self._consumed.left if each.step <= done] + consumed
+            self._metrics.left.clear()
+            self._consumed.left.clear()
+        for each in consumed:
             # A step that was begun anew is made of all that it tried.
             self._groups[each.step] = (*self._groups.get(each.step, ()), *each.groups)
         for line in lines:
