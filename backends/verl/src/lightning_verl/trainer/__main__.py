@@ -63,7 +63,13 @@ def _train(job: Job, reports: BinaryIO) -> None:
     from verl.trainer.main_ppo import run_ppo
 
     _report(reports, Progress(text="starting Ray, the trainer and vLLM"))
-    run_ppo(config, task_runner_class=task_runner.Runner(job))
+    runner = task_runner.Runner(job)
+    try:
+        run_ppo(config, task_runner_class=runner)
+    except Exception as error:
+        if fault := runner.fault():
+            raise LightningError(fault) from error
+        raise
 
 
 def check_ray(address: str | None) -> None:

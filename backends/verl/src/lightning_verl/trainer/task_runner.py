@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +24,17 @@ class Runner:
         self._job = job
         self._options = options or {}
         self._held: Any = None
+
+    def fault(self) -> str:
+        """Why the trainer ended itself; empty where it did not, or where it cannot be told any more."""
+        import ray
+
+        from lightning_verl.trainer import holder
+
+        try:
+            return holder.fault_of(ray, self._held) if self._held is not None else ""
+        except ray.exceptions.RayError:
+            return ""
 
     def options(self, **options: Any) -> Runner:
         """The same, with options of Ray's."""
@@ -95,10 +107,15 @@ def _task_runner() -> Any:
 
             from lightning_verl.trainer import holder, trainer
             from lightning_verl.trainer.gateway import Gateway
+            from lightning_verl.trainer.watchdog import Watchdog
+
+            def died(fault: str) -> None:
+                holder.fail(ray, fault)
+                os._exit(1)  # Nothing else ends a wait of Ray's.
 
             job = holder.held(ray)
-            with Gateway(job) as gateway:
-                trainer.register(job, gateway)
+            with Gateway(job) as gateway, Watchdog(died) as watchdog:
+                trainer.register(job, gateway, watchdog)
                 super().run(config)
 
     return TaskRunner

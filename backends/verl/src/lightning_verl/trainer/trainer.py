@@ -22,11 +22,12 @@ from lightning_verl.trainer.replicas import check_alive, endpoints, policy_of, t
 from lightning_verl.trainer.sampler import AsyncSampler, Sampler
 from lightning_verl.trainer.samples import Note
 from lightning_verl.trainer.updates import mini_batch_size, mini_batches
+from lightning_verl.trainer.watchdog import Watchdog
 
 log = logging.getLogger("lightning_verl.trainer")
 
 
-def register(job: Job, gateway: Gateway) -> None:
+def register(job: Job, gateway: Gateway, watchdog: Watchdog) -> None:
     """Register our trainer with verl, under `TRAINER`."""
     base: Any = get_trainer_cls(job.mode)
     learning = job.learning
@@ -52,6 +53,7 @@ def register(job: Job, gateway: Gateway) -> None:
         def on_init_end(self) -> None:
             super().on_init_end()
             self._endpoints = endpoints(self.llm_server_manager.get_addresses())
+            watchdog.watch(self._endpoints)
             if isinstance(self.replay_buffer, Sampler | AsyncSampler):
                 self.replay_buffer.check_engine = partial(check_alive, self._endpoints)
             self._serve()
