@@ -58,6 +58,8 @@ TASKS = {
     "plain": ["Say this.", "Say that.", "Say more.", "Say it all."],
 }
 SECONDS = 1500
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Ray listens there, and is looked for there."""
 ACTORS = """
 import json, sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False)
@@ -75,7 +77,7 @@ class Folder:
         made = Path(__file__).parent / "make_tiny.py"
         subprocess.run([python, made, path / "tiny"], check=True, env=environment.environ())
 
-    def start(self, name, tasks, *options):
+    def start(self, name, tasks, *options, env=None):
         """Start an optimisation; whoever starts it waits for it."""
         return subprocess.Popen(
             [sys.executable, "-m", "lightning_core.cli", "optimize", "agent.py:agent", "--tasks", f"{tasks}.jsonl",
@@ -83,7 +85,7 @@ class Folder:
              "--max-tokens", "8", "--name", name, "--set", "platform=cpu", "--set", f"python={self.python}",
              "--set", "actor_rollout_ref.actor.optim.lr=1e-3", *options],
             cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")},
+            env={k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | (env or {}),
         )  # fmt: skip
 
     def lines(self, name):
@@ -253,9 +255,7 @@ def cluster(verl_python, tmp_path_factory):
         port = taken.getsockname()[1]
     # Ray's sockets have short names or none.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as place:
-        env = environment.environ(
-            {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-        )
+        env = environment.environ(ON_LOOPBACK)
         process = subprocess.Popen(
             [verl_python.parent / "ray", "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1",
              "--num-cpus=64", "--num-gpus=1", "--object-store-memory=500000000", "--include-dashboard=false",
@@ -272,12 +272,12 @@ def cluster(verl_python, tmp_path_factory):
 
 def test_a_ray_that_is_joined_goes_on_without_us(folder, cluster, verl_python):
     process = folder.start("joined", "plain", "--steps", "1", "--batch-size", "2", "--set",
-                           f"+ray_kwargs.ray_init.address={cluster}")  # fmt: skip
+                           f"+ray_kwargs.ray_init.address={cluster}", env=ON_LOOPBACK)  # fmt: skip
     ended(process)
     assert [line["rollouts/scored"] for line in folder.steps("joined")] == [4]
     listed = subprocess.run(
         [verl_python, "-c", ACTORS, cluster], capture_output=True, text=True, timeout=120,
-        env=environment.environ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}),
+        env=environment.environ(ON_LOOPBACK),
     )  # fmt: skip
     assert json.loads(listed.stdout.splitlines()[-1]) == [], listed.stderr[-2000:]
     assert folder.left() == []
