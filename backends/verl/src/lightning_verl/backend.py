@@ -27,10 +27,11 @@ from lightning_core.runs import Access, Artifact, Run, RunConfig
 from lightning_core.trace import Trace
 from lightning_verl import environment
 from lightning_verl.config import CONSUMED, METRICS, overrides, own_ray
+from lightning_verl.cpu_keys import CPU_ENVIRONMENT
 from lightning_verl.dataset import drawn, write_rows
 from lightning_verl.examine import examine
 from lightning_verl.export import FORMATS, export
-from lightning_verl.job import AGENT_LOOP, ASYNC, CPU_PLATFORM, SYNC, Job, Platform
+from lightning_verl.job import AGENT_LOOP, ASYNC, SYNC, Job, Platform
 from lightning_verl.options import hydra_value
 from lightning_verl.plan import Plan, plan_of
 from lightning_verl.process import TrainerProcess
@@ -182,8 +183,7 @@ def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:
         ours["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if plan.platform is Platform.CPU:
         defaults |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-        # verl registers its FSDP engine for two kinds of devices, of which a processor is none.
-        ours |= {"VERL_PLATFORM": CPU_PLATFORM, "VERL_ENGINE_DEVICE": "cuda"}
+        ours |= CPU_ENVIRONMENT
     return {**defaults, **env, **ours}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_core.runs import RunConfig
-from lightning_verl.cpu_keys import cpu_keys
+from lightning_verl.cpu_keys import CPU_ENVIRONMENT, cpu_keys
 from lightning_verl.job import AGENT_LOOP, TRAINER, Platform
 from lightning_verl.learning import CLIP, CLIPS, CRITIC, LOSSES
 from lightning_verl.options import check_sequence_parallel, devices, hydra_value, trains_lora
@@ -20,6 +20,7 @@ CONSUMED: Final = "consumed.jsonl"
 """The file there to which our trainer writes what each step learns from."""
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ACTOR: Final = "actor_rollout_ref.actor"
+_RAY_ENV: Final = "ray_kwargs.ray_init.runtime_env.env_vars"
 _RAY_RESOURCES: Final = tuple(
     f"ray_kwargs.ray_init.{name}" for name in ("num_cpus", "num_gpus", "object_store_memory")
 )
@@ -129,7 +130,7 @@ def overrides(
         # The trainer starts from newer weights than those that sampled.
         keys["algorithm.rollout_correction.rollout_is"] = "token"
     # Ray's processes may run where our environment is not.
-    keys["ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"] = str(folder / METRICS)
+    keys[f"{_RAY_ENV}.VERL_FILE_LOGGER_PATH"] = str(folder / METRICS)
     if own_ray(plan):
         # A Ray of our own, whatever others run on this machine. vLLM listens where Ray says that this machine is, and asks for no key.
         keys["ray_kwargs.ray_init.address"] = "local"
@@ -145,6 +146,8 @@ def overrides(
             keys[f"{model}.override_config.attn_implementation"] = "sdpa"
     if plan.platform is Platform.CPU:
         keys |= cpu_keys(devices(asked.options))
+        # The processes of a Ray that is joined have its environment, not ours.
+        keys |= {f"{_RAY_ENV}.{name}": value for name, value in CPU_ENVIRONMENT.items()}
     if not own_ray(plan):
         # A Ray that is joined has what it has, and refuses to be told.
         keys = {key: value for key, value in keys.items() if not key.startswith(_RAY_RESOURCES)}

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lightning_verl.job import CPU_PLATFORM
+
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ACTOR: Final = "actor_rollout_ref.actor"
 _REF: Final = "actor_rollout_ref.ref"
 _MODELS: Final = ("actor_rollout_ref.model", "critic.model")
 _ENGINES: Final = (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.fsdp")
+
+CPU_ENVIRONMENT: Final = {
+    "VERL_PLATFORM": CPU_PLATFORM,
+    # verl registers its FSDP engine for two kinds of devices, of which a processor is none.
+    "VERL_ENGINE_DEVICE": "cuda",
+}
+"""What each of verl's processes has to have in its environment."""
 
 
 def cpu_keys(devices: int = 1) -> dict[str, Any]:
