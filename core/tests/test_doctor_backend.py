@@ -11,7 +11,7 @@ from lightning_core.backend import Backend
 from lightning_core.findings import Finding, Verdict
 from lightning_core.plugins import hookimpl
 
-COMMAND = 'pip install "wheels[round]>=4" --index-url https://example.org/' + "w" * 150 + "/simple"
+COMMAND = 'pip install "wheels[round]>=4" --find-links wheels/' + "w" * 150 + "/simple"
 
 
 class Examined(Backend):
@@ -71,7 +71,7 @@ def test_what_to_do_is_one_line_with_its_brackets_however_narrow_the_terminal(do
     done = doctor("--backend", "examined", COLUMNS=columns)
     line = next(line for line in done.stdout.splitlines() if line.startswith("problem  wheels: "))
     assert line.endswith("/simple")
-    assert 'pip install "wheels[round]>=4" --index-url https://example.org/www' in line
+    assert 'pip install "wheels[round]>=4" --find-links wheels/www' in line
 
 
 def test_the_python_is_the_backends_option(doctor):

