@@ -20,7 +20,8 @@ from lightning_core.errors import UsageError
 from lightning_core.runs import RunConfig
 from lightning_core.testing import ScriptedServer
 from lightning_core.trace import Trace
-from lightning_verl.ray_executor import RayExecutor, only_here
+from lightning_verl.addresses import only_here
+from lightning_verl.ray_executor import RayExecutor
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,

@@ -159,6 +159,23 @@ def read_secret() -> str:
         ) from error
 
 
+async def end_by_lifeline(process: asyncio.subprocess.Process, grace: float) -> None:
+    """Close the lifeline of a process that leads a session, and end what of the session is left after it.
+
+    Args:
+        process: started with its standard input as its lifeline, in a session of its own.
+        grace: seconds that it has to end what it started.
+    """
+    if process.returncode is None:
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await process.wait()
+    end_session(process.pid)
+    await process.wait()
+
+
 def end_session(leader: int) -> None:
     """End what is left of a session, where some of its processes have groups of their own.
 

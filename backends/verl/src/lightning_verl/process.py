@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from lightning_core.children import end_session, log_tail
+from lightning_core.children import end_by_lifeline, log_tail
 from lightning_core.errors import EngineError
 from lightning_verl.job import Job, Report
 
@@ -96,11 +95,4 @@ class TrainerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
-                    await process.wait()
-        end_session(process.pid)
-        await process.wait()
+        await end_by_lifeline(process, GRACE)

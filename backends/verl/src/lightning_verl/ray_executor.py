@@ -7,21 +7,20 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from lightning_core.children import end_session
+from lightning_core.children import end_by_lifeline
 from lightning_core.errors import UsageError, WireError
 from lightning_core.executor import Executor, MakeWorker, WorkerOrder
 from lightning_core.instrument import variables
 from lightning_core.runs import RunConfig
+from lightning_verl.addresses import only_here, why_unreached
 from lightning_verl.ray_driver import STOP_SECONDS
 from lightning_verl.ray_messages import (
     Ended,
@@ -239,14 +238,7 @@ class _Driver:
         process = self._process
         if process is None:
             return
-        if process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await process.wait()
-        end_session(process.pid)
-        await process.wait()
+        await end_by_lifeline(process, CLOSE_SECONDS)
         if self._hearing is not None:
             await self._hearing
 
@@ -289,18 +281,8 @@ def _reach(address: str) -> None:
             f"executor `ray`: expected `ray`, `ray:auto` or `ray:HOST:PORT` but got address {address!r}; the port is the"
             " one that `ray start --head` prints, 6379 by default, and this machine must be a node"
         )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    if (why := why_unreached(address, _REACH_SECONDS)) is not None:
         raise UsageError(
-            f"executor `ray`: nothing answers at {address!r}: {error}; `ray status` on a node shows whether Ray runs there,"
+            f"executor `ray`: nothing answers at {address!r}: {why}; `ray status` on a node shows whether Ray runs there,"
             " `--executor ray` starts one of its own"
-        ) from None
-
-
-def only_here(server: str) -> bool:
-    """Whether the address of a server means another server, or none, on other machines."""
-    from lightning_core.server.app import is_loopback
-
-    host = urlsplit(server).hostname or ""
-    return is_loopback(host) or host in ("0.0.0.0", "::")
+        )

@@ -25,8 +25,6 @@ class State(msgspec.Struct, kw_only=True):
     """The Python of the verl environment, for `export`."""
     step: int = 0
     """Steps that are done."""
-    checkpoint: int = 0
-    """The step of the checkpoint from which this start has gone on; 0 where there was none."""
     vals: dict[str, dict[str, list[float]]] = msgspec.field(default_factory=dict)
     """Rewards of validation by step and task."""
 
@@ -53,21 +51,20 @@ def newest_checkpoint(folder: Path) -> Path:
     Raises:
         UsageError: there is none yet.
     """
-    return folder / "verl" / CHECKPOINTS / f"global_step_{checkpoint_step(folder)}"
+    step = checkpoint_step(folder)
+    if not step:
+        raise UsageError(
+            f"run `{folder.name}`: has no checkpoint of verl's yet; it writes one every `--save-every` steps"
+        )
+    return folder / "verl" / CHECKPOINTS / f"global_step_{step}"
 
 
 def checkpoint_step(folder: Path) -> int:
-    """The step after which it was written.
-
-    Raises:
-        UsageError: there is none yet.
-    """
+    """The step after which verl's newest checkpoint was written; 0 where there is none yet."""
     try:
         return int((folder / "verl" / CHECKPOINTS / _LATEST).read_text())
     except (OSError, ValueError):
-        raise UsageError(
-            f"run `{folder.name}`: has no checkpoint of verl's yet; it writes one every `--save-every` steps"
-        ) from None
+        return 0
 
 
 def of_later(state: State, staleness: int, rollout: Rollout) -> bool:
@@ -92,14 +89,10 @@ def gone_back(state: State, folder: Path) -> State:
     Their rollouts are not run again. They are learnt from once more from the same weights, and so lead to the same,
     but for rounding.
     """
-    try:
-        step = checkpoint_step(folder)
-    except UsageError:
-        step = 0
+    step = checkpoint_step(folder)
     return msgspec.structs.replace(
         state,
         step=min(state.step, step),
-        checkpoint=step,
         vals={after: each for after, each in state.vals.items() if int(after) <= step},
     )
 
@@ -109,9 +102,8 @@ def passed_validation(folder: Path, state: State, asked: OptimizeConfig) -> bool
 
     It validates first where the run was cut off between a checkpoint and the validation that was due after it.
     """
-    try:
-        step = checkpoint_step(folder)
-    except UsageError:
+    step = checkpoint_step(folder)
+    if not step:
         return False
     every = asked.val_every or asked.steps
     return str(step) in state.vals or (step % every != 0 and step < asked.steps)

@@ -17,7 +17,7 @@ from lightning_verl.config import CONSUMED, METRICS
 from lightning_verl.job import Consumed, Done, Failed, Progress
 from lightning_verl.lines import LinesFile, StepMetrics
 from lightning_verl.process import TrainerProcess
-from lightning_verl.state import State, newest_checkpoint
+from lightning_verl.state import State, checkpoint_step, newest_checkpoint
 from lightning_verl.steps import Steps, renamed
 
 _LOOK: Final = 0.5
@@ -35,6 +35,7 @@ class Watch:
         self._consumed = LinesFile(folder / CONSUMED, Consumed)
         self._groups: dict[int, tuple[str, ...]] = {}
         self._state = state
+        self._done_before = checkpoint_step(run.folder)
 
     async def until_done(self, process: TrainerProcess, beside: Coroutine[Any, Any, None]) -> None:
         """Until the trainer has done its steps.
@@ -95,7 +96,7 @@ class Watch:
         consumed = self._consumed.read()
         if lines or last:
             # What an earlier start has done and not told. By now its rollouts have been told once more.
-            done = self._state.checkpoint
+            done = self._done_before
             lines = [line for line in self._metrics.left if line.step <= done] + lines
             consumed = [each for each in self._consumed.left if each.step <= done] + consumed
             self._metrics.left.clear()

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -16,6 +15,7 @@ import msgspec
 
 from lightning_core.errors import LightningError
 from lightning_core.plugins import installed
+from lightning_verl.addresses import why_unreached
 from lightning_verl.job import Done, Failed, Job, Platform, Progress, Report
 
 _GRACE: Final = 15.0
@@ -81,13 +81,11 @@ def check_ray(address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if not host or not port.isdigit():
         return  # `local`, `auto`, or a form of Ray's that it checks itself.
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    if (why := why_unreached(f"{host}:{port}", _CONNECT_SECONDS)) is not None:
         raise LightningError(
-            f"no Ray at {address}: {error}; expected the head's address as `ray start --head` prints it, in"
+            f"no Ray at {address}: {why}; expected the head's address as `ray start --head` prints it, in"
             " `--set +ray_kwargs.ray_init.address=HOST:PORT`; without it the trainer starts a Ray of its own"
-        ) from error
+        )
 
 
 def _config(job: Job) -> Any:

@@ -23,7 +23,7 @@ _NAMES: Final = {
     "verl.trainer.ppo.utils": ("need_critic", "need_reference_policy"),
     "verl.plugin.platform.platform_manager": ("PlatformRegistry",),
     "verl.workers.utils.padding": ("response_to_nested",),
-    "transfer_queue": ("KVBatchMeta", "kv_batch_get", "kv_batch_put", "kv_clear"),
+    "transfer_queue": ("kv_batch_get", "kv_batch_put", "kv_clear"),
 }
 """Modules, and what is taken from them."""
 _METHODS: Final = {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from lightning_core.errors import LightningError
+from lightning_verl.addresses import only_here
 from lightning_verl.job import Job
 
 _QUEUE: Final = ("TransferQueueController", "transfer_queue")
@@ -82,12 +81,7 @@ def check_reachable(url: str, addresses: list[str]) -> None:
     Raises:
         LightningError: it cannot be reached.
     """
-    host = urlsplit(url).hostname or ""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if loopback and len(set(addresses)) > 1:
+    if only_here(url) and len(set(addresses)) > 1:
         raise LightningError(
             f"the run's server is at {url}, which the other {len(set(addresses)) - 1} nodes of this Ray do not reach; start"
             " one with `lightning-core serve --host ADDRESS`, and name it with `--server`"
