@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,12 +49,21 @@ def score(task, trace):
 '''
 
 
+class Optimized(NamedTuple):
+    """What a command that optimised came to."""
+
+    folder: Path
+    """The run's folder."""
+    said: str
+    """Its standard output."""
+
+
 @pytest.fixture(scope="session")
 def optimize_by_verl(tmp_path_factory, verl_python):
     """Optimises an agent of two turns with a tiny random model, on processors, from the command line.
 
-    Called with the run's name, verl's keys as `KEY=VALUE`, and options; returns the run's folder. The model is in
-    `tiny`, two folders above it. Called again with `resume=True` the run goes on.
+    Called with the run's name, verl's keys as `KEY=VALUE`, and options; returns the run's folder and what the command
+    said. The model is in `tiny` of `place`, where the command runs. Called again with `resume=True` the run goes on.
     """
     folder = tmp_path_factory.mktemp("verl")
     (folder / "agent.py").write_text(AGENT)
@@ -77,8 +87,9 @@ def optimize_by_verl(tmp_path_factory, verl_python):
         log = folder / "runs" / name / "logs/verl.log"
         tail = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{tail}"
-        return folder / "runs" / name
+        return Optimized(folder / "runs" / name, done.stdout)
 
+    optimize.place = folder
     return optimize
 
 

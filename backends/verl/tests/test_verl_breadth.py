@@ -78,7 +78,7 @@ def run(request):
 def _goes_on(optimize_by_verl, name, algorithm, given):
     """Two steps, then one more from the checkpoint of the second; the run's folder."""
     optimize_by_verl(name, given, steps=STEPS, algorithm=algorithm)
-    return optimize_by_verl(name, given, steps=STEPS + 1, algorithm=algorithm, resume=True)
+    return optimize_by_verl(name, given, steps=STEPS + 1, algorithm=algorithm, resume=True).folder
 
 
 def _checkpoint(folder, step):

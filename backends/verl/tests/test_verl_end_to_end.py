@@ -4,7 +4,6 @@ Needs the verl environment (`make verl-env`), named by `LIGHTNING_CORE_VERL_PYTH
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -20,60 +19,23 @@ from lightning_verl import environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
-AGENT = '''
-from openai import OpenAI
-
-
-def agent(question):
-    """Two turns over one conversation."""
-    client, messages = OpenAI(), [{"role": "user", "content": question}]
-    for _ in range(2):
-        reply = client.chat.completions.create(model="any", messages=messages)
-        said = reply.choices[0].message.content or ""
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
-    return said
-
-
-def score(task, trace):
-    """The share of what was said that is small letters."""
-    said = "".join(call.text for call in trace.calls)
-    return sum(letter.islower() for letter in said) / max(len(said), 1)
-'''
 STEPS, BATCH, GROUP = 2, 2, 2
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, verl_python):
-    """A run of two steps, from the command line."""
-    python = verl_python
-    folder = tmp_path_factory.mktemp("verl")
-    (folder / "agent.py").write_text(AGENT)
-    for name, prefix in (("tasks", "t"), ("val", "v")):
-        lines = [{"id": f"{prefix}{n}", "input": f"Say {prefix} {n}."} for n in range(3)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    subprocess.run(
-        [python, HERE / "make_tiny.py", folder / "tiny"], check=True, env=environment.environ()
-    )
+def trained(optimize_by_verl):
+    """A run of two steps, from the command line: where it was started, and what it said."""
+    place = optimize_by_verl.place
     given = {
-        "platform": "cpu",
-        "python": str(python),
         "actor_rollout_ref.actor.optim.lr": "1e-3",
-        "trainer.v1.sampler.custom_sampler.path": str(HERE / "dumping_buffer.py"),
+        "trainer.v1.sampler.custom_sampler.path": HERE / "dumping_buffer.py",
         "trainer.v1.sampler.custom_sampler.name": "DumpingBuffer",
-        "+trainer.v1.sampler.sampler_kwargs.folder": str(folder),
+        "+trainer.v1.sampler.sampler_kwargs.folder": place,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_core.cli", "optimize", "agent.py:agent", "--tasks", "tasks.jsonl",
-         "--val", "val.jsonl", "--reward", "agent.py:score", "--backend", "verl", "--model", "tiny",
-         "--steps", str(STEPS), "--batch-size", str(BATCH), "--group-size", str(GROUP), "--max-tokens", "12",
-         "--name", "trained", *(word for pair in given.items() for word in ("--set", "=".join(pair)))],
-        cwd=folder, capture_output=True, text=True, timeout=1500,
-        env={k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")},
-    )  # fmt: skip
-    log = folder / "runs/trained/logs/verl.log"
-    tail = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{tail}"
-    return folder, done
+    done = optimize_by_verl(
+        "trained", [f"{key}={value}" for key, value in given.items()], steps=STEPS
+    )
+    return place, done.said
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +67,12 @@ def batches(trained):
 
 
 def test_each_step_is_logged_and_the_run_ends_in_a_checkpoint(trained, lines):
-    folder, done = trained
+    folder, said = trained
     steps = [line for line in lines if "reward" in line and "step" in line]
     assert [line["step"] for line in steps] == [1, 2]
     assert all(line["rollouts/scored"] == BATCH * GROUP for line in steps)
     assert [line["step"] for line in lines if "val/reward" in line] == [0, STEPS]
-    assert "validation:" in done.stdout
+    assert "validation:" in said
     artifact = json.loads((folder / "runs/trained/artifact.json").read_bytes())
     assert artifact["kind"] == "checkpoint"
     assert (folder / "runs/trained" / artifact["path"] / "actor").is_dir()
