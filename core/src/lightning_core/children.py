@@ -25,6 +25,7 @@ from lightning_core.instrument import variables
 
 _READY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
+_OF_OUR_PYTHON: Final = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"}
 _TAIL_BYTES: Final = 64 * 1024
 _NOT_HANDED_ON: Final = {*variables.OF_AN_ATTEMPT, variables.TOKEN}
 
@@ -193,6 +194,15 @@ def end_session(leader: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(int(entry.name)) == leader:
                 os.kill(int(entry.name), signal.SIGKILL)
+
+
+def environ_for_another_python() -> dict[str, str]:
+    """Our environment, without what would make another Python look for packages in ours, and without what is ours."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_OUR_PYTHON and not name.startswith("LIGHTNING_CORE_")
+    }
 
 
 def log_tail(log: Path, lines: int, *, since: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_core.errors import UsageError
 from lightning_core.records import Record
 
 SAMPLING_FIELDS = frozenset(
@@ -38,3 +39,18 @@ class SamplingPolicy(Record, frozen=True, kw_only=True):
     as_asked: bool = False
     """Whether the agent's own parameters stand, within `max_tokens`: for a policy that is used, not learnt from or
     measured. The other fields then say nothing."""
+
+
+def check_whole_distribution(policy: SamplingPolicy) -> None:
+    """Refuse a policy whose rollouts a trainer cannot learn from.
+
+    Raises:
+        UsageError: it samples from a part of the distribution.
+    """
+    limits = {name: getattr(policy, name) for name in ("top_p", "top_k")}
+    given = [f"{name}={value!r}" for name, value in limits.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"sampling: {', '.join(given)} leaves tokens out that the trainer counts in; rollouts to learn from are"
+            " sampled from the whole distribution"
+        )

@@ -14,6 +14,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
+from lightning_core.children import environ_for_another_python
 from lightning_core.errors import UsageError
 from lightning_verl.stack import CPU_TORCH, PROBE, TORCH_INDEX, VERL, tested
 
@@ -241,12 +242,8 @@ def _variant(report: Report) -> str | None:
 def environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment for a process of the other one: without what would make it look for packages in ours, or join a
     Ray that nobody named."""
-    ours = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "RAY_ADDRESS"}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ours and (not name.startswith("LIGHTNING_CORE_"))
-    }
+    kept = environ_for_another_python()
+    kept.pop("RAY_ADDRESS", None)
     return {**kept, **(extra or {})}
 
 

@@ -7,25 +7,20 @@ from typing import Final
 
 import msgspec
 
-from lightning_core.learn import LearningRules, SampleRules
+from lightning_core.learn import LearningRules, SampleRules, step
+from lightning_core.learn.advantage import ALGORITHMS
 from lightning_core.learn.aggregation import Aggregation
 from lightning_core.learn.credit import CreditRuleFactory, parse_credit
 from lightning_core.learn.scoring import GroupBy
 from lightning_core.optimization import OptimizeConfig
 
+_KNOWN: Final = ("grpo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_pp", "ppo")
+WHITENED: Final = frozenset(name for name in _KNOWN if ALGORITHMS[name] in step.WHITENED)
+"""Algorithms whose advantages are whitened over the whole step, which the trainer alone sees."""
 ESTIMATORS: Final[Mapping[str, str]] = {
-    "grpo": "grpo",
-    "dr_grpo": "dr_grpo",
-    "gspo": "grpo",
-    "cispo": "grpo",
-    "rloo": "rloo",
-    # Whitened over the whole step, which the trainer alone sees.
-    "reinforce_pp": "dr_grpo",
-    "ppo": "gae",
+    name: "dr_grpo" if name in WHITENED else ALGORITHMS[name] for name in _KNOWN
 }
-"""What `--algorithm` may be, and the estimator by which a group's advantages are made."""
-WHITENED: Final = frozenset({"reinforce_pp"})
-"""Algorithms whose advantages are whitened over the step."""
+"""What `--algorithm` may be, and the estimator by which a group's advantages are made: core's, before it whitens."""
 LOSSES: Final[Mapping[str, str]] = {"gspo": "gspo", "cispo": "cispo"}
 """verl's policy loss of each algorithm; `vanilla`, PPO's clipped one, for the others."""
 CLIPS: Final[Mapping[str, tuple[float, float]]] = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 5.0)}

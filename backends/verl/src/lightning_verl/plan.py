@@ -13,6 +13,7 @@ from lightning_core.errors import UsageError
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import installed
 from lightning_core.runs import RunConfig
+from lightning_core.sampling import check_whole_distribution
 from lightning_verl.job import Platform
 from lightning_verl.learning import CRITIC, ESTIMATORS, Learning
 from lightning_verl.options import check_key, devices, number, same, sequence_parallel
@@ -132,13 +133,7 @@ def _check_asked(config: RunConfig, asked: OptimizeConfig) -> None:
         )
     if asked.asynchronous and asked.refill:
         raise UsageError("refill: cannot be had with `--async`; leave one of them out")
-    limits = {name: getattr(config.sampling, name) for name in ("top_p", "top_k")}
-    given_limits = [f"{name}={value!r}" for name, value in limits.items() if value is not None]
-    if given_limits:
-        raise UsageError(
-            f"sampling: {', '.join(given_limits)} leaves tokens out that the trainer counts in; rollouts to learn from are"
-            " sampled from the whole distribution"
-        )
+    check_whole_distribution(config.sampling)
 
 
 def _check_batch(plan: Plan, options: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from lightning_core.children import environ_for_another_python
 from lightning_core.cli.doctor import show
 from lightning_core.cli.terminal import complete, console
 from lightning_core.errors import LightningError, UsageError
@@ -29,7 +30,6 @@ from lightning_core.running.prepare import find_backend
 _TAIL: Final = 30
 """Lines of what a command said that are shown when it failed."""
 _STOP_SECONDS: Final = 10.0
-_OURS: Final = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"}
 
 
 @click.command("setup")
@@ -103,7 +103,7 @@ async def _run(step: Step, out: Console) -> None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl+C reaches this process alone, which ends the whole group.
-            env={name: value for name, value in os.environ.items() if not _withheld(name)},
+            env=environ_for_another_python(),
         )
     except OSError as error:
         raise LightningError(f"`{step.command[0]}` cannot be run: {error.strerror}") from error
@@ -153,7 +153,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _withheld(name: str) -> bool:
-    return name in _OURS or name.startswith("LIGHTNING_CORE_")

@@ -526,15 +526,15 @@ class ServedRun(Run):
         """Settle a rollout that another process enqueued; one that never had an attempt is nothing to settle."""
         async with self._graders:
             try:
-                rollout = (await self._patience.ask(lambda: self._client.trace(rollout_id))).rollout
-                task = self._known[rollout.task_id]
+                trace = await self._patience.ask(lambda: self._client.trace(rollout_id))
+                task = self._known[trace.rollout.task_id]
             except (WireError, FormatError, KeyError) as error:
                 if isinstance(error, WireError) and error.status is None:
                     raise
                 log.warning("rollout `%s`: cannot be graded: %s", rollout_id, error)
                 return
             self.progress.total += 1
-            trace = await self._scoring.settle(rollout, task)
+            trace = await self._scoring.grade(msgspec.structs.replace(trace, task=task))
         self.progress.add(trace)
         settled(trace)
         self._tell()

@@ -61,7 +61,15 @@ class Scoring:
         Raises:
             LightningError: the server stays away.
         """
-        trace = await self._scored(await self._read(rollout, task))
+        return await self.grade(await self._read(rollout, task))
+
+    async def grade(self, trace: Trace) -> Trace:
+        """The trace of a rollout that has ended, as read and with its task, once it is graded.
+
+        Raises:
+            LightningError: the server stays away.
+        """
+        trace = await self._scored(trace)
         self._tell_plugins(trace)
         return trace
 

@@ -18,6 +18,7 @@ from lightning_core.learn.samplers import TaskSampler, create_sampler
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import installed
 from lightning_core.runs import RunConfig
+from lightning_core.sampling import check_whole_distribution
 from lightning_core.task import Task
 from lightning_local.train.options import LocalOptions
 from lightning_local.train.sft import Conversation, read_conversations
@@ -101,13 +102,7 @@ def plan_of(config: RunConfig) -> Plan:
             f"group_size: `{asked.algorithm}` compares the rollouts of a task with one another, so a group of one says"
             " nothing; take 2 or more, such as 8, or `--algorithm ppo`"
         )
-    limits = {name: getattr(config.sampling, name) for name in ("top_p", "top_k")}
-    given = [f"{name}={value!r}" for name, value in limits.items() if value is not None]
-    if given:
-        raise UsageError(
-            f"sampling: {', '.join(given)} leaves tokens out that the trainer counts in; rollouts to learn from are"
-            " sampled from the whole distribution"
-        )
+    check_whole_distribution(config.sampling)
     credit = parse_credit(asked.credit, installed().credit())
     plan = Plan(model=config.model, config=asked, options=options, credit=credit)
     # These raise what is wrong with them while nothing has started.
