@@ -128,6 +128,22 @@ def test_a_rollout_without_tokens_counts_in_its_groups_baseline():
     assert total_weight(step) == pytest.approx(1.0)
 
 
+def test_a_sample_that_the_trainer_cannot_take_is_left_out_whole_and_counted():
+    groups = [[*group("a", 1.0, lengths=(2, 2)), *group("b", 0.0, lengths=(2, 9))]]
+    short, long = (len(sample.token_ids) for sample in make_step(groups).samples)
+    assert short < long
+    assert len(make_step(groups, LearningRules(max_tokens=long)).samples) == 2
+    step = make_step(groups, LearningRules(max_tokens=long - 1))
+    (kept,) = step.samples
+    assert kept.rollout_id == "a0"
+    assert step.report.too_long == 1
+    # What is left out is compared with the others all the same: its reward is known.
+    assert set(advantage_by_call(step).values()) == {
+        advantage_by_call(make_step(groups))[f"a0.{i}"] for i in (0, 1)
+    }
+    assert total_weight(step) == pytest.approx(1.0)
+
+
 def crashed(name, i, cause):
     return trace(
         f"{name}x{i}", cause=cause, task=name, rewards=(Reward(status=cause.reward_status),)

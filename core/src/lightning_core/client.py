@@ -190,14 +190,15 @@ class Client:
         return _as(str, await self._post("/tokens", {"scope": "worker"}), "token")
 
     async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None
+        self, name: str, reason: str, exit_status: int | None = None, *, seconds_ago: float = 0.0
     ) -> WorkerEnd:
-        """End what a worker held that is known to have ended.
+        """End what a worker held that is known to have ended; nothing is leased under its name any more.
 
         Where it held one attempt alone, and `exit_status` (negative: a signal's number) says how its process ended by
-        itself, that attempt ends as `agent_error`; else as `lost`.
+        itself, that attempt ends as `agent_error`; else as `lost`. What it took in the `seconds_ago` since its end was
+        seen ends as `cancelled`, which costs no attempt.
         """
-        body = {"reason": reason, "exit_status": exit_status}
+        body = {"reason": reason, "exit_status": exit_status, "seconds_ago": seconds_ago}
         answer = await self._post(f"/workers/{_part(name)}/lost", body)
         return WorkerEnd(_as(int, answer, "ended"), _as(int, answer, "lost"))
 

@@ -39,7 +39,7 @@ class Caller:
     async def worker_holds(self, name):
         return bool(self.held)
 
-    async def worker_lost(self, name, reason, exit_status=None):
+    async def worker_lost(self, name, reason, exit_status=None, *, seen):
         if "ended with status" not in reason:
             assert exit_status is None
             return WorkerEnd(0, 0)
@@ -62,8 +62,8 @@ def modules(tmp_path, monkeypatch):
 async def test_a_worker_that_always_dies_is_given_up_and_the_cause_is_named(modules, caplog):
     run, made = Caller(), []
 
-    def make(number, concurrency):
-        made.append((number, concurrency))
+    def make(number, name, concurrency):
+        made.append((name, concurrency))
         return Child(f"worker {number}", "dying_worker", [], log=modules / "w.log")
 
     async with Workforce(run, make, ("run-worker-0",), 4) as force:
@@ -71,9 +71,10 @@ async def test_a_worker_that_always_dies_is_given_up_and_the_cause_is_named(modu
     assert "ended with status 9" in str(error)
     assert "the last word" in str(error)
     assert "`--isolate`" in str(error)
-    assert made == [(0, 4)] * 4
+    # Each has a name of its own: one that is told to have ended is refused leases from then on.
+    assert made == [(f"run-worker-0{start}", 4) for start in ("", ".2", ".3", ".4")]
     assert run.journal.qsize() == 4
-    assert run.journal.get_nowait() == "run-worker-0"
+    assert [run.journal.get_nowait() for _ in made] == [name for name, _ in made]
     assert "ended with status 9" in run.reasons[0]
     assert "the last word" in caplog.text
     assert run.exit_statuses == {9}
@@ -84,7 +85,7 @@ async def test_after_a_death_all_workers_go_one_by_one_before_anything_is_given_
     run = Caller(held=[3])
     modules_to_come = ["dying_worker"]
 
-    def make(number, concurrency):
+    def make(number, name, concurrency):
         run.journal.put_nowait((number, concurrency))
         module = modules_to_come.pop() if modules_to_come else "living_worker"
         return Child(f"worker {number}", module, [], log=modules / f"{number}.log")

@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import json
+import time
 
 import aiohttp
 import msgspec
@@ -293,13 +294,56 @@ async def test_an_agent_that_ran_alone_is_to_blame_for_its_workers_end(
 ):
     async with open_server() as (_, admin, worker):
         await enqueue(admin, "a", max_attempts=2)
-        for status, cause in zip(statuses, causes, strict=True):
-            (lease,) = await worker.lease("w", capacity=9, wait=0)
-            end = await admin.worker_lost("w", "gone", status)
+        for start, (status, cause) in enumerate(zip(statuses, causes, strict=True)):
+            (lease,) = await worker.lease(f"w.{start}", capacity=9, wait=0)
+            end = await admin.worker_lost(f"w.{start}", "gone", status)
             assert end == (1, int(cause is Cause.LOST))
             assert (await admin.trace("a", lease.attempt.number)).attempt.cause is cause
         assert says in (await admin.trace("a")).attempt.error
         assert await worker.lease("w", capacity=9, wait=0) == []
+
+
+async def test_a_worker_that_outlives_the_news_of_its_end_costs_no_attempt(open_server):
+    """As on a cluster that is cut off: what one worker held must not be lost again with the next."""
+    async with open_server() as (_, admin, worker):
+        await enqueue(admin, "a", "b", max_attempts=2)
+        await worker.lease("one", capacity=1, wait=0)
+        await worker.lease("two", capacity=1, wait=0)
+        seen = time.monotonic()
+        assert await admin.worker_lost("one", "cut off", seconds_ago=time.monotonic() - seen) == (
+            1,
+            1,
+        )
+        (again,) = await worker.lease("two", capacity=9, wait=0)
+        assert (again.rollout.id, again.attempt.number) == ("a", 2)
+        assert await admin.worker_lost("two", "cut off", seconds_ago=time.monotonic() - seen) == (
+            1,
+            1,
+        )
+        with pytest.raises(WireError, match="another name") as refused:
+            await worker.lease("two", capacity=9, wait=0)
+        assert refused.value.status == 409
+        assert "two" not in (await admin.status()).workers
+        causes = [(await admin.trace("a", number)).attempt.cause for number in (1, 2)]
+        assert causes == [Cause.LOST, Cause.CANCELLED]
+        left = await worker.lease("two.2", capacity=9, wait=0)
+        assert {(lease.rollout.id, lease.attempt.number) for lease in left} == {("a", 3), ("b", 2)}
+        await admin.worker_lost("two.2", "cut off")
+        assert await worker.lease("three", capacity=9, wait=0) == []
+        assert (await admin.status()).ended == 2
+
+
+async def test_a_lease_that_waits_is_refused_once_its_worker_is_told_to_have_ended(open_server):
+    async with open_server() as (_, admin, worker):
+        waiting = asyncio.create_task(worker.lease("w", capacity=1, wait=30))
+        while "w" not in (await admin.status()).workers:
+            await asyncio.sleep(0.01)
+        await admin.worker_lost("w", "gone")
+        await enqueue(admin, "a")
+        with pytest.raises(WireError, match="told to have ended"):
+            await waiting
+        (lease,) = await worker.lease("other", capacity=1, wait=0)
+        assert lease.attempt.number == 1
 
 
 async def test_where_a_worker_held_several_none_of_them_is_to_blame(open_server):

@@ -301,10 +301,16 @@ async def _worker_here(
 
 
 def _worker(
-    plan: LaunchPlan, make: MakeWorker, url: str, token: str, number: int, concurrency: int
+    plan: LaunchPlan,
+    make: MakeWorker,
+    url: str,
+    token: str,
+    number: int,
+    name: str,
+    concurrency: int,
 ) -> WorkerHandle:
     """A worker outside this process, for an agent that is named."""
-    arguments = ["--server", url, "--name", _worker_name(plan, number), "--run", plan.config.name]
+    arguments = ["--server", url, "--name", name, "--run", plan.config.name]
     arguments += ["--concurrency", str(concurrency)]
     if plan.config.isolate:
         arguments.append("--isolate")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -358,10 +359,15 @@ class ServedRun(Run):
         return False
 
     async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None
+        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
     ) -> WorkerEnd:
-        """Tell the server that a worker has ended; what became of the attempts that it held."""
-        return await self._patience.ask(lambda: self._client.worker_lost(name, reason, exit_status))
+        """Tell the server that a worker has ended, and was `seen` to at this `time.monotonic`; what became of the
+        attempts that it held."""
+        return await self._patience.ask(
+            lambda: self._client.worker_lost(
+                name, reason, exit_status, seconds_ago=time.monotonic() - seen
+            )
+        )
 
     async def _look_for_workers(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -46,9 +47,10 @@ class Caller(Protocol):
         """Whether the server believes that a worker holds an attempt."""
 
     async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None
+        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
     ) -> WorkerEnd:
-        """Tell the server that a worker has ended; what became of the attempts that it held."""
+        """Tell the server that a worker has ended, and was `seen` to at this `time.monotonic`; what became of the
+        attempts that it held."""
 
 
 class Workforce:
@@ -56,15 +58,16 @@ class Workforce:
 
     Args:
         run: the run.
-        make: a worker that has not started, of a number and a concurrency.
-        names: what the server calls each worker, by number.
+        make: a worker that has not started, of a number, the name that the server is to call it, and a concurrency.
+        names: what the server calls each worker, by number; one that is started again has a name of its own, as its
+            forerunner may outlive the news of its end.
         concurrency: attempts at once for each.
     """
 
     def __init__(
         self,
         run: Caller,
-        make: Callable[[int, int], WorkerHandle],
+        make: Callable[[int, str, int], WorkerHandle],
         names: tuple[str, ...],
         concurrency: int,
     ) -> None:
@@ -75,6 +78,7 @@ class Workforce:
         self._lost = 0
         self._untold = 0
         self._paces: dict[int, int] = {}
+        self._starts: Counter[int] = Counter()
         self._workers: dict[int, WorkerHandle] = {}
         self._keeping: list[asyncio.Task[LightningError]] = []
 
@@ -143,8 +147,10 @@ class Workforce:
         while True:
             began = time.monotonic()
             problem = await self._end(number, pace)
+            # Of workers that end together each is seen at once, and told when its turn comes.
+            seen = time.monotonic()
             try:
-                held = await self._give_back(number, problem)
+                held = await self._give_back(number, problem, seen)
             except LightningError as error:
                 return error
             if held or time.monotonic() - began > _LIVED:
@@ -179,11 +185,12 @@ class Workforce:
             dying.cancel()
             await asyncio.gather(dying, return_exceptions=True)
 
-    async def _give_back(self, number: int, problem: WireError | None) -> int:
+    async def _give_back(self, number: int, problem: WireError | None, seen: float) -> int:
         """Give back what a worker held that has ended, once no other can take several of it; how many attempts."""
-        name = self._names[number]
+        name = self._name(number)
         if problem is None:
-            return (await self._tell(name, "did not end in order when the run ended it")).ended
+            reason = "did not end in order when the run ended it"
+            return (await self._tell(name, reason, seen=seen)).ended
         reason = redacted(str(problem).partition(": ")[2])
         del self._paces[number]
         others = bool(self._paces) and await self._run.worker_holds(name)
@@ -192,7 +199,7 @@ class Workforce:
             while others and any(pace > 1 for pace in self._paces.values()):
                 await asyncio.sleep(_LOOK / 5)
             status = self._workers[number].exit_status
-            end = await self._tell(name, f"{reason}; it ran this attempt then", status)
+            end = await self._tell(name, f"{reason}; it ran this attempt then", status, seen=seen)
         finally:
             self._untold -= others
         if end.ended and not end.lost:
@@ -206,13 +213,20 @@ class Workforce:
         )  # fmt: skip
         return end.ended
 
-    async def _tell(self, name: str, reason: str, exit_status: int | None = None) -> WorkerEnd:
-        end = await self._run.worker_lost(name, reason, exit_status)
+    async def _tell(
+        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
+    ) -> WorkerEnd:
+        end = await self._run.worker_lost(name, reason, exit_status, seen=seen)
         self._lost += end.lost
         return end
 
+    def _name(self, number: int) -> str:
+        starts = self._starts[number]
+        return self._names[number] if starts <= 1 else f"{self._names[number]}.{starts}"
+
     async def _start(self, number: int, pace: int) -> WireError | None:
-        worker = self._make(number, pace)
+        self._starts[number] += 1
+        worker = self._make(number, self._name(number), pace)
         self._paces[number] = pace
         try:
             await worker.start()

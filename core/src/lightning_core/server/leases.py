@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from lightning_core.errors import FencedError
+from lightning_core.errors import FencedError, WireError
 from lightning_core.gateway.session import Session
 from lightning_core.rollout import Attempt, Rollout, RolloutStatus
 from lightning_core.server.events import EventLog
@@ -61,6 +61,7 @@ class Leases:
         self._events = events
         self._held: dict[str, Held] = {}
         self._heard: dict[str, float] = {}
+        self._gone: set[str] = set()
         self._granted = 0
 
     def __len__(self) -> int:
@@ -155,7 +156,22 @@ class Leases:
 
     def heard(self, worker: str) -> None:
         """A worker has asked or told something."""
-        self._heard[worker] = time.time()
+        if worker not in self._gone:
+            self._heard[worker] = time.time()
+
+    def gone(self, worker: str) -> None:
+        """A worker's end has been seen: nothing is leased under its name any more."""
+        self._gone.add(worker)
+        self._heard.pop(worker, None)
+
+    def refuse_gone(self, worker: str) -> None:
+        """Refuse one that outlived the news of its end (`WireError`, 409)."""
+        if worker in self._gone:
+            raise WireError(
+                f"worker `{worker}`: has been told to have ended, and what it held is given to others; start it under"
+                " another name",
+                409,
+            )
 
     def workers(self) -> dict[str, float]:
         """Seconds since each worker was last heard; those silent for long are forgotten."""

@@ -58,7 +58,11 @@ class RunRoutes:
         reason, status = request.field("reason", str), None
         if request.body.get("exit_status") is not None:
             status = request.field("exit_status", int)
-        ended, lost = await whole(self._scheduler.lose_worker(request.key, reason, status))
+        ago = (
+            0.0 if request.body.get("seconds_ago") is None else request.field("seconds_ago", float)
+        )
+        losing = self._scheduler.lose_worker(request.key, reason, status, seconds_ago=ago)
+        ended, lost = await whole(losing)
         return {"ended": ended, "lost": lost}
 
     async def _put_tasks(self, request: Request) -> object:

@@ -169,17 +169,25 @@ class Scheduler:
         return rollout.status
 
     async def lose_worker(
-        self, worker: str, reason: str, exit_status: int | None = None
+        self, worker: str, reason: str, exit_status: int | None = None, *, seconds_ago: float = 0.0
     ) -> tuple[int, int]:
         """End all attempts that a worker holds, whose end the caller has seen; how many, and how many as `lost`.
 
+        What outlives that is refused leases. What such a one took between its end and this ends as `cancelled`.
+
         Args:
-            worker: its name.
+            worker: its name, which no other may have.
             reason: how it ended, for a person.
             exit_status: its process's; negative: a signal's number. None where it is not known, or where others than
                 the agent ended it.
+            seconds_ago: how long ago its end was seen. Those of a whole cluster are told one after the other.
         """
-        held = [held for held in self._leases.all() if held.attempt.worker == worker]
+        seen = time.time() - seconds_ago
+        self._leases.gone(worker)
+        theirs = [held for held in self._leases.all() if held.attempt.worker == worker]
+        for late in [each for each in theirs if each.attempt.started_at > seen]:
+            await self._end_unreported(late, Cause.CANCELLED, f"worker `{worker}`: {reason}")
+        held = [each for each in theirs if each.attempt.started_at <= seen]
         if (
             len(held) == 1
             and exit_status is not None
@@ -229,9 +237,15 @@ class Scheduler:
         upstream: str | None,
         run: str | None = None,
     ) -> list[tuple[Attempt, Rollout, Task]]:
-        """Up to `capacity` attempts, of one run where named, waiting up to `wait` seconds for the first."""
+        """Up to `capacity` attempts, of one run where named, waiting up to `wait` seconds for the first.
+
+        Raises:
+            WireError: the worker has been told to have ended (409).
+        """
         self._leases.heard(worker)
+        self._leases.refuse_gone(worker)
         await self.queue.wait(wait, run)
+        self._leases.refuse_gone(worker)
         granted: list[tuple[Attempt, Rollout]] = []
         while len(granted) < capacity and (rollout := self.queue.take(run)) is not None:
             granted.append(self._grant(rollout, worker, upstream))
