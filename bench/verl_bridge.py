@@ -27,20 +27,15 @@ WARM = 2
 BATCH, GROUP, MAX_TOKENS = 2, 4, 64
 
 _AGENT = '''
-import json
-import os
-import urllib.request
+import openai
+
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="any")
 
 
 def agent(question):
     """One turn, with nothing that takes time of its own."""
-    body = {"model": "any", "messages": [{"role": "user", "content": question}]}
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
-        {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-    )
-    with urllib.request.urlopen(request) as reply:
-        return json.load(reply)["choices"][0]["message"]["content"]
+    messages = [{"role": "user", "content": question}]
+    return client.chat.completions.create(model="any", messages=messages).choices[0].message.content
 '''
 _REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

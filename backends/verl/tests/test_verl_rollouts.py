@@ -217,6 +217,30 @@ async def test_a_reward_that_never_comes_is_not_waited_for_for_ever(delegated, c
     assert caplog.text.count("has no reward 0.2 s after its end") == 2
 
 
+async def slow(task, trace):
+    await asyncio.sleep(1)
+    return 1.0
+
+
+async def test_a_slow_reward_is_waited_for_without_reading_the_trace_meanwhile(
+    delegated, monkeypatch
+):
+    read = []
+    trace = Client.trace
+
+    async def counted(self, rollout_id, *rest):
+        read.append((self, rollout_id))
+        return await trace(self, rollout_id, *rest)
+
+    monkeypatch.setattr(Client, "trace", counted)
+    async with delegated(says_nothing, slow) as run:
+        group = run.group(TASKS[0])
+        traces = await run.rollouts.group(group)
+        ours = [rollout_id for client, rollout_id in read if client is run.client]
+    assert [trace.reward for trace in traces] == [1.0, 1.0]
+    assert sorted(ours) == [rollout.id for rollout in group]
+
+
 async def test_the_late_rollouts_of_a_step_are_cancelled_once_enough_have_ended(delegated):
     async with delegated(hangs) as run:
         stragglers = Stragglers(msgspec.structs.replace(ASKED, quorum=0.5))

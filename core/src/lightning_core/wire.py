@@ -49,6 +49,8 @@ class EventKind(StrEnum):
     """An attempt has ended; the rollout may be tried again."""
     ROLLOUT_ENDED = "rollout_ended"
     """A rollout's status is final."""
+    REWARDED = "rewarded"
+    """Rewards of a rollout that has ended are stored."""
     POLICY_AWAITED = "policy_awaited"
     """The server was started again and waits for the run to name its own policy anew."""
 

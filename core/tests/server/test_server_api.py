@@ -268,6 +268,11 @@ async def test_events_come_in_order_and_wait(open_server):
         kinds = [event.kind for event in (started, *later)]
         assert kinds == ["attempt_started", "attempt_ended", "rollout_ended"]
         assert later[-1].cause is Cause.SUCCESS
+        rewarding = asyncio.create_task(admin.events(later[-1].number, wait=30))
+        await admin.reward("r0", [Reward(value=0.5)])
+        (rewarded,) = await rewarding
+        assert (rewarded.kind, rewarded.rollout_id) == ("rewarded", "r0")
+        assert (await admin.trace("r0")).reward == 0.5
 
 
 async def test_groups_hold_the_last_attempt_of_each_rollout(open_server):

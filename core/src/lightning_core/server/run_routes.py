@@ -13,6 +13,7 @@ from lightning_core.server.scheduler import Scheduler
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.tokens import Scope, TokenSigner
+from lightning_core.wire import EventKind
 
 
 class RunRoutes:
@@ -120,6 +121,7 @@ class RunRoutes:
         rewards = request.field("rewards", list[Reward])
         await self._store.put_rewards(request.key, rewards)
         await self._store.flush()
+        await self._scheduler.events.add(EventKind.REWARDED, rollout)
         return {"stored": len(rewards)}
 
     async def _events(self, request: Request) -> object:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from lightning_core.client import Client
@@ -19,9 +20,6 @@ log = logging.getLogger("lightning_verl.trainer")
 
 _LOOK_SECONDS: Final = 15.0
 """Seconds after which a rollout that no event has told of is looked at."""
-_NOT_FOUND: Final = 404
-_SHORTEST: Final = 0.05
-_LONGEST: Final = 5.0
 
 
 class Rollouts:
@@ -38,7 +36,7 @@ class Rollouts:
         self._run = run
         self._grading_timeout = grading_timeout
         self._patience = Patience(PATIENCE, lambda text: log.info("%s", text) if text else None)
-        self._ended: dict[str, asyncio.Event] = {}
+        self._awaited: dict[str, _Awaited] = {}
         self._groups: dict[str, tuple[asyncio.Task[list[Trace]], int]] = {}
         self._following: asyncio.Task[None] | None = None
 
@@ -64,58 +62,48 @@ class Rollouts:
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow())
         for rollout in rollouts:
-            self._ended[rollout.id] = asyncio.Event()
+            self._awaited[rollout.id] = _Awaited(rollout)
         try:
             new = await self._patience.ask(lambda: self._client.enqueue(rollouts))
             if new < len(rollouts):
                 # Known from before a restart: some may have ended, which no event will tell.
-                for rollout in rollouts:
-                    self._ended[rollout.id].set()
+                await self._look([self._awaited[rollout.id] for rollout in rollouts])
             return list(await asyncio.gather(*map(self._graded, rollouts)))
         finally:
             for rollout in rollouts:
-                self._ended.pop(rollout.id, None)
+                self._awaited.pop(rollout.id, None)
 
     async def _graded(self, rollout: Rollout) -> Trace:
         """The trace once the rollout has ended and the run has graded it; or as it is, where that takes too long."""
         loop = asyncio.get_running_loop()
-        ended = self._ended[rollout.id]
+        awaited = self._awaited[rollout.id]
+        while not await _is_set(awaited.ended, _LOOK_SECONDS):
+            # An event may have been missed, or told before the rollout was enqueued anew.
+            await self._look([awaited])
+        until = loop.time() + self._grading_timeout
         while True:
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await ended.wait()
-            except TimeoutError:
-                # An event may have been missed, or told before the rollout was enqueued anew.
-                if not await self._has_ended(rollout):
-                    continue
-            ended.clear()
-            try:
-                trace = await self._trace(rollout.id)
-            except WireError as error:
-                if error.status != _NOT_FOUND:
-                    raise
-                # It waits for a worker still, and so has no attempt.
-            else:
-                if trace.rollout.status.ended:
-                    break
-        pause, until = _SHORTEST, loop.time() + self._grading_timeout
-        while not any(reward.scope is RewardScope.ROLLOUT for reward in trace.rewards):
-            if loop.time() > until:
+            await _is_set(awaited.rewarded, min(_LOOK_SECONDS, until - loop.time()))
+            awaited.rewarded.clear()
+            trace = await self._trace(rollout.id)
+            if any(reward.scope is RewardScope.ROLLOUT for reward in trace.rewards):
+                return trace
+            if loop.time() >= until:
                 log.warning(
                     "rollout `%s`: has no reward %g s after its end; it is left out",
                     rollout.id, self._grading_timeout,
                 )  # fmt: skip
-                break
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST)
-            trace = await self._trace(rollout.id)
-        return trace
+                return trace
 
-    async def _has_ended(self, rollout: Rollout) -> bool:
-        found = await self._patience.ask(
-            lambda: self._client.rollouts(run=self._run, group=rollout.group)
-        )
-        return any(each.id == rollout.id and each.status.ended for each in found)
+    async def _look(self, some: Iterable[_Awaited]) -> None:
+        """See which have ended, where no event may tell. Those may be rewarded too, which reading them tells."""
+        for awaited in some:
+            rollout = awaited.rollout
+            found = await self._patience.ask(
+                lambda group=rollout.group: self._client.rollouts(run=self._run, group=group)  # type: ignore[misc]
+            )
+            if any(each.id == rollout.id and each.status.ended for each in found):
+                awaited.ended.set()
+                awaited.rewarded.set()
 
     async def _trace(self, rollout_id: str) -> Trace:
         return await self._patience.ask(lambda: self._client.trace(rollout_id))
@@ -131,10 +119,29 @@ class Rollouts:
                 if error.status != 410:
                     raise
                 after = 0  # The server was started again; each is looked at.
-                for ended in self._ended.values():
-                    ended.set()
+                await self._look(list(self._awaited.values()))
                 continue
             for event in events:
                 after = event.number
-                if event.kind is EventKind.ROLLOUT_ENDED and event.rollout_id in self._ended:
-                    self._ended[event.rollout_id].set()
+                awaited = self._awaited.get(event.rollout_id)
+                if awaited is not None and event.kind is EventKind.ROLLOUT_ENDED:
+                    awaited.ended.set()
+                elif awaited is not None and event.kind is EventKind.REWARDED:
+                    awaited.rewarded.set()
+
+
+class _Awaited:
+    """A rollout that a step waits for."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout: Final = rollout
+        self.ended: Final = asyncio.Event()
+        self.rewarded: Final = asyncio.Event()
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; whether it came."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    return event.is_set()
