@@ -128,6 +128,13 @@ def test_each_call_has_the_version_of_the_weights_that_answered_it(traces):
         assert {call.policy_version for call in trace.calls} == {expected}, trace.rollout.id
 
 
+def test_no_call_that_is_learnt_from_has_a_seed_which_slows_vllm_down(traces):
+    for trace in traces.values():
+        if trace.rollout.mode is Mode.TRAIN:
+            assert {"temperature"} <= trace.calls[0].overrides.keys()
+            assert not any("seed" in call.overrides for call in trace.calls)
+
+
 def test_vllm_and_the_actor_agree_after_an_update_as_before_it(lines):
     """The head that is tied to the embeddings is where they would part."""
     steps = [line for line in lines if "update/loss" in line]
