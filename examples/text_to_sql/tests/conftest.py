@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 FOLDER = Path(__file__).parents[1]
-MODULES = ("agent", "data", "evaluate", "execution_match", "make_data")
+MODULES = ("agent", "data", "evaluate", "execution_match", "make_data", "shaped_reward")
 
 
 @pytest.fixture(scope="package")

@@ -77,8 +77,9 @@ def test_a_file_asks_for_this_agent_on_data_beside_it(example, name):
     asked = asked_by(name)
     assert asked["agent"] == str(FOLDER / "agent.py:graph")
     assert Path(asked["tasks"]).parent in {FOLDER / "data", FOLDER / "data/spider"}
-    assert asked["reward"] == str(FOLDER / "agent.py:score")
-    assert callable(example.agent.score)
+    module = "shaped_reward" if name == "train_verl_cpu.toml" else "agent"
+    assert asked["reward"] == str(FOLDER / f"{module}.py:score")
+    assert callable(getattr(example, module).score)
     config = asked["config"]
     assert isinstance(config, OptimizeConfig)
     assert (config.backend, config.algorithm) == ("verl", "grpo")
