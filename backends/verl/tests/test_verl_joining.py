@@ -57,6 +57,12 @@ CHECKED = """
             setattr(each, name, value)
     private.check()
     print("whole again")
+    private._SET["verl.workers.rollout.llm_server", "LLMServerManager"] = ("server_hands",)
+    try:
+        private.check()
+        print("NOT SEEN server_hands")
+    except private.ChangedError as error:
+        print("server_hands" in str(error), error)
 """
 
 
@@ -65,7 +71,7 @@ def test_a_name_that_verl_has_changed_is_named(in_verl):
     lines = [
         line for line in done.stdout.splitlines() if line.startswith(("True ", "False ", "NOT"))
     ]
-    assert len(lines) == 6, done.stderr[-2000:]
+    assert len(lines) == 7, done.stderr[-2000:]
     assert all(line.startswith("True ") for line in lines), lines
     assert "whole again" in done.stdout
 

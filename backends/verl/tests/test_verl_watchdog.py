@@ -2,6 +2,9 @@
 
 import http.server
 import itertools
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -60,6 +63,57 @@ def test_a_replica_that_is_ill_for_several_looks_has_died_and_is_named_once(repl
     assert "503" in fault
     assert "--resume" in fault
     assert set(replica.asked) == {"/health"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_why_it_died_is_told_where_it_is_known(replica, known):
+    def why():
+        if not known:
+            raise RuntimeError("Ray is gone too")
+        return "killed for memory"
+
+    told = []
+    replica.answers = itertools.repeat(503)
+    with Watchdog(told.append, seconds=0.01) as watchdog:
+        watchdog.watch((endpoint(replica),), why)
+        until(lambda: told)
+    assert "503" in told[0]
+    assert ("Ray says: killed for memory" in told[0]) == known
+
+
+ACTORS = """
+import os
+import ray
+from lightning_verl.ray_errors import why_died
+
+class Actor:
+    def end(self):
+        os._exit(3)
+
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+lives, dies = ray.remote(Actor).remote(), ray.remote(Actor).remote()
+print("told", why_died(ray, [lives, dies]))
+dies.end.remote()
+try:
+    ray.get(dies.end.remote())
+except ray.exceptions.RayActorError:
+    pass
+print("told", why_died(ray, [lives, dies]))
+"""
+
+
+@pytest.mark.slow
+def test_why_an_actor_died_is_what_ray_has_of_it():
+    done = subprocess.run(
+        [sys.executable, "-c", ACTORS], capture_output=True, text=True, timeout=200,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before, after = (line[5:] for line in done.stdout.splitlines() if line.startswith("told "))
+    assert before == "None"
+    assert "Worker exit type" in after
+    assert "SYSTEM_ERROR" in after
+    assert len(after) <= 400
 
 
 def test_a_replica_that_comes_to_itself_has_not_died(replica):

@@ -21,6 +21,7 @@ from typing import IO, Any, Final, TypeVar
 import msgspec
 
 from lightning_verl.ray_actor import NodeOrder, NodeWorker
+from lightning_verl.ray_errors import brief
 from lightning_verl.ray_messages import (
     Command,
     Ended,
@@ -69,7 +70,7 @@ class Driver:
         except Exception as error:
             log.exception("Ray")
             verb = "did not start" if asked.address is None else "cannot be joined"
-            text = f"executor `ray`: {where} {verb}: {type(error).__name__}: {_brief(error)}"
+            text = f"executor `ray`: {where} {verb}: {type(error).__name__}: {brief(error)}"
             self.say(Refused(message=text, usage=False))
             return False
         here = ray.util.get_node_ip_address()
@@ -111,7 +112,7 @@ class Driver:
             status, message = await self._supervise(start, self._stops[start.number])
         except Exception as error:
             log.exception("%s", start.what)
-            status, message = None, f"{start.what}: Ray failed: {_brief(error)}"
+            status, message = None, f"{start.what}: Ray failed: {brief(error)}"
         del self._stops[start.number]
         self._places.pop(start.number, None)
         self.say(Ended(number=start.number, message=message, status=status))
@@ -183,7 +184,7 @@ class Driver:
         except ray.exceptions.RayActorError as error:
             return (
                 None,
-                f"{start.what}: its Ray actor{node} ended: {_brief(error)}; see `{start.log}`",
+                f"{start.what}: its Ray actor{node} ended: {brief(error)}; see `{start.log}`",
             )
         finally:
             try:
@@ -240,12 +241,6 @@ def _join(asked: Opening) -> Any:
 
         ray.init(address=asked.address)
     return ray
-
-
-def _brief(error: BaseException) -> str:
-    """The first and the last line of a text of Ray's, which may be a page."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
 
 
 def main() -> int:

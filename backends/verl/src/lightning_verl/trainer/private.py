@@ -41,6 +41,8 @@ _METHODS: Final = {
     ("verl.single_controller.ray.base", "ResourcePoolManager"): ("get_n_gpus",),
 }  # fmt: skip
 """Classes, and the methods of theirs that are called or overridden."""
+_SET: Final = {("verl.workers.rollout.llm_server", "LLMServerManager"): ("server_handles",)}
+"""Classes, and the attributes that their methods set."""
 
 
 class ChangedError(LightningError):
@@ -61,6 +63,11 @@ def check() -> None:
         for method in methods:
             if not callable(getattr(found, method, None)):
                 raise _changed(f"{module}.{name}.{method}", "it is not there")
+    for (module, name), attributes in _SET.items():
+        source = inspect.getsource(_find(module, name))
+        for attribute in attributes:
+            if f"self.{attribute} = " not in source:
+                raise _changed(f"{module}.{name}.{attribute}", "no method sets it")
     task_runner()
 
 

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
+import ray
 import torch
 import transfer_queue as tq
 from omegaconf import open_dict
@@ -15,6 +16,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from lightning_verl.job import TRAINER, Job
 from lightning_verl.learning import CRITIC, WHITENED
+from lightning_verl.ray_errors import why_died
 from lightning_verl.trainer.advantages import advantages, scales, token_rewards
 from lightning_verl.trainer.gateway import Gateway
 from lightning_verl.trainer.notes import notes_of, tell_consumed
@@ -53,7 +55,8 @@ def register(job: Job, gateway: Gateway, watchdog: Watchdog) -> None:
         def on_init_end(self) -> None:
             super().on_init_end()
             self._endpoints = endpoints(self.llm_server_manager.get_addresses())
-            watchdog.watch(self._endpoints)
+            servers = self.llm_server_manager.server_handles
+            watchdog.watch(self._endpoints, partial(why_died, ray, servers))
             if isinstance(self.replay_buffer, Sampler | AsyncSampler):
                 self.replay_buffer.check_engine = partial(check_alive, self._endpoints)
             self._serve()

@@ -31,6 +31,7 @@ class Watchdog:
         self._died = died
         self._seconds = seconds
         self._replicas: tuple[Endpoint, ...] = ()
+        self._why: Callable[[], str | None] = lambda: None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True, name="watchdog")
 
@@ -42,8 +43,16 @@ class Watchdog:
         self._over.set()
         self._thread.join()
 
-    def watch(self, replicas: tuple[Endpoint, ...]) -> None:
-        """Look after these from now on."""
+    def watch(
+        self, replicas: tuple[Endpoint, ...], why: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Look after these from now on.
+
+        Args:
+            replicas: whose health is asked for.
+            why: asked once one has died: the reason, where it is known.
+        """
+        self._why = why
         self._replicas = replicas
 
     def _look(self) -> None:
@@ -57,7 +66,15 @@ class Watchdog:
                 strikes += 1
                 log.warning("%s", error)
                 if strikes >= _STRIKES and not self._over.is_set():
-                    self._died(str(error))
+                    self._died(self._told(error))
                     return
             else:
                 strikes = 0
+
+    def _told(self, error: EngineError) -> str:
+        try:
+            reason = self._why()
+        except Exception:
+            log.exception("why vLLM died cannot be told")
+            reason = None
+        return str(error) if reason is None else f"{error}. Ray says: {reason}"
