@@ -9,15 +9,14 @@ Such partial rewards are those of Reasoning-SQL (arXiv 2503.23157). Where a mode
 from __future__ import annotations
 
 import re
-import sqlite3
+import time
 from contextlib import closing
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from agent import last_query
+from agent import QUERY_SECONDS, last_query
 from agent import score as right
-from execution_match import runs
+from execution_match import read_only, runs
 
 RUNS = 0.3
 """For a query that runs."""
@@ -35,11 +34,7 @@ def score(task: Any, trace: Any) -> dict[str, float]:
     """
     matched = right(task, trace)
     gold, database = task.expected["query"], task.input["database"]
-    written = [
-        last_query(str(call.choices[0].message.get("content", "")))
-        for call in trace.calls
-        if call.node in WRITERS and call.choices
-    ]
+    written = [last_query(call.text) for call in trace.calls if call.node in WRITERS]
     worth = [_worth(query, gold, database) for query in written]
     partial = sum(worth) / len(worth) if worth else 0.0
     return matched | {"right": matched["reward"], "reward": max(matched["reward"], partial)}
@@ -59,13 +54,11 @@ def _worth(query: str, gold: str, database: str) -> float:
 @lru_cache(maxsize=256)
 def names_of(database: str) -> frozenset[str]:
     """The names of a database's tables and columns, in small letters."""
-    with closing(sqlite3.connect(_address(database), uri=True)) as connection:
-        rows = connection.execute(
-            "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c"
-            " WHERE m.type IN ('table', 'view')"
-        )
-        return frozenset(name.lower() for row in rows for name in row)
-
-
-def _address(database: str) -> str:
-    return f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
+    names = set()
+    with closing(read_only(database, time.monotonic() + QUERY_SECONDS)) as connection:
+        listed = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        for (table,) in connection.execute(listed).fetchall():
+            quoted = table.replace('"', '""')
+            columns = connection.execute(f'SELECT * FROM "{quoted}" LIMIT 0').description
+            names |= {table, *(column[0] for column in columns)}
+    return frozenset(name.lower() for name in names)

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_core.trace import Call, Choice
+
 GOLD = "SELECT title FROM book WHERE pages > 300"
 
 
@@ -27,7 +29,10 @@ def scored(example, library):
 
 
 def call(node, text):
-    return SimpleNamespace(node=node, choices=[SimpleNamespace(message={"content": text})])
+    choices = (Choice(message={"role": "assistant", "content": text}),)
+    return Call(
+        id="c", attempt_id="a", rollout_id="r", index=0, dialect="chat", node=node, choices=choices, started_at=0.0
+    )  # fmt: skip
 
 
 def test_nearer_is_more(scored):

@@ -8,6 +8,7 @@ from typing import Any, Final
 _MOST: Final = 400
 """Characters of a text of Ray's that are of use to a person."""
 _ANSWERS: Final = 5.0
+"""Seconds in which an actor that is not busy answers, and one that has died is known to have."""
 
 
 def brief(error: BaseException) -> str:
@@ -23,13 +24,13 @@ def why_died(ray: Any, actors: Iterable[Any]) -> str | None:
         ray: the module, joined to the cluster.
         actors: their handles. One that is busy for seconds lives.
     """
-    for actor in actors:
+    asked = [actor.__ray_ready__.remote() for actor in actors]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWERS)
+    for answer in answered:
         try:
-            ray.get(actor.__ray_ready__.remote(), timeout=_ANSWERS)
+            ray.get(answer)
         except ray.exceptions.RayActorError as error:
             # Indented are the names and numbers of the actor.
             said = [line for line in str(error).splitlines()[1:] if line and line[0] != "\t"]
             return " ".join(" ".join(said).split())[:_MOST] or brief(error)
-        except ray.exceptions.GetTimeoutError:
-            continue
     return None

@@ -39,6 +39,10 @@ class Request(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise WireError(f"body: `{name}`: {error}", 400) from error
 
+    def optional(self, name: str, kind: type[_T]) -> _T | None:
+        """A field of the body that may be missing or null, and is None then."""
+        return None if self.body.get(name) is None else self.field(name, kind)
+
     def number(self, name: str, default: float, most: float | None = None) -> float:
         """A number of the query, bounded."""
         text = self.query.get(name)

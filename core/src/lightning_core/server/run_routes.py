@@ -56,14 +56,14 @@ class RunRoutes:
         return {"token": self._signer.issue(Scope.WORKER)}
 
     async def _lose_worker(self, request: Request) -> object:
-        reason, status = request.field("reason", str), None
-        if request.body.get("exit_status") is not None:
-            status = request.field("exit_status", int)
-        ago = (
-            0.0 if request.body.get("seconds_ago") is None else request.field("seconds_ago", float)
+        ended, lost = await whole(
+            self._scheduler.lose_worker(
+                request.key,
+                request.field("reason", str),
+                request.optional("exit_status", int),
+                seconds_ago=request.optional("seconds_ago", float) or 0.0,
+            )
         )
-        losing = self._scheduler.lose_worker(request.key, reason, status, seconds_ago=ago)
-        ended, lost = await whole(losing)
         return {"ended": ended, "lost": lost}
 
     async def _put_tasks(self, request: Request) -> object:

@@ -62,7 +62,7 @@ class WorkerRoutes:
             capacity=request.field("capacity", int),
             wait=min(request.field("wait", float), LONGEST_WAIT),
             upstream=_without_credentials(upstream),
-            run=None if request.body.get("run") is None else request.field("run", str),
+            run=request.optional("run", str),
         )
         return {"leases": [self._as_lease(request, *grant) for grant in granted]}
 

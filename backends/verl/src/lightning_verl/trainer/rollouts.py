@@ -96,14 +96,14 @@ class Rollouts:
 
     async def _look(self, some: Iterable[_Awaited]) -> None:
         """See which have ended, where no event may tell. Those may be rewarded too, which reading them tells."""
-        for awaited in some:
-            rollout = awaited.rollout
-            found = await self._patience.ask(
-                lambda group=rollout.group: self._client.rollouts(run=self._run, group=group)  # type: ignore[misc]
-            )
-            if any(each.id == rollout.id and each.status.ended for each in found):
-                awaited.ended.set()
-                awaited.rewarded.set()
+        for group in {awaited.rollout.group for awaited in some}:
+            for rollout in await self._patience.ask(
+                lambda group=group: self._client.rollouts(run=self._run, group=group)  # type: ignore[misc]
+            ):
+                awaited = self._awaited.get(rollout.id)
+                if awaited is not None and rollout.status.ended:
+                    awaited.ended.set()
+                    awaited.rewarded.set()
 
     async def _trace(self, rollout_id: str) -> Trace:
         return await self._patience.ask(lambda: self._client.trace(rollout_id))
