@@ -220,14 +220,19 @@ def cluster(tmp_path_factory):
 
         @contextlib.contextmanager
         def start(*options):
-            scratch = tempfile.mkdtemp(prefix="lrc-", dir="/tmp")
-            process = subprocess.Popen(
-                [sys.executable, "-c", CLUSTER, scratch, *options],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                env=os.environ | LOOPBACK, start_new_session=True,
-            )  # fmt: skip
+            scratch = Path(tempfile.mkdtemp(prefix="lrc-", dir="/tmp"))
+            # Ray writes the address there, and does not make the folder.
+            (scratch / "ray").mkdir()
+            with (scratch / "errors").open("w") as errors:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", CLUSTER, scratch, *options],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                    env=os.environ | LOOPBACK | {"RAY_TMPDIR": str(scratch)}, start_new_session=True,
+                )  # fmt: skip
             try:
-                yield process.stdout.readline().strip(), process, Path(scratch)
+                address = process.stdout.readline().strip()
+                assert address, (scratch / "errors").read_text()
+                yield address, process, scratch
             finally:
                 process.stdin.close()
                 process.wait(120)

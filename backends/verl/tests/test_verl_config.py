@@ -123,6 +123,25 @@ def test_asynchronous_rollouts_are_bounded_in_age_and_waited_for(asked, tmp_path
     assert "trainer.v1.sampler.max_off_policy_threshold" not in settings(asked(), tmp_path)
 
 
+def test_vllm_has_devices_of_its_own_where_they_are_named(asked, tmp_path):
+    given = {
+        "actor_rollout_ref.rollout.nnodes": "1",
+        "actor_rollout_ref.rollout.n_gpus_per_node": "3",
+        "trainer.n_gpus_per_node": "2",
+    }
+    keys = settings(asked(given, asynchronous=True, max_staleness=1), tmp_path)
+    assert keys["actor_rollout_ref.hybrid_engine"] == "false"
+    assert keys["trainer.v1.separate_async.num_warmup_batches"] == "1"
+    assert keys["actor_rollout_ref.rollout.checkpoint_engine.backend"] == "'nccl'"
+    given["platform"] = "cpu"
+    keys = settings(asked(given, asynchronous=True, max_staleness=1), tmp_path)
+    assert keys["ray_kwargs.ray_init.num_gpus"] == "5"
+    assert keys["actor_rollout_ref.rollout.checkpoint_engine.backend"] == "'lightning_gloo'"
+    plain = settings(asked(asynchronous=True, max_staleness=1), tmp_path)
+    assert "actor_rollout_ref.hybrid_engine" not in plain
+    assert "trainer.v1.separate_async.num_warmup_batches" not in plain
+
+
 def test_groups_are_replaced_one_by_one(asked, tmp_path):
     keys = settings(asked(refill=2), tmp_path)
     assert keys["data.gen_batch_size"] == "1"
@@ -220,6 +239,8 @@ def test_an_unknown_key_lists_those_there_are(asked, key):
         ({"options": {"actor_rollout_ref.model.lora.merge": "false"}}, "without the adapter"),
         ({"sampler": "success"}, "sampler: .*`shuffled` or `difficulty`"),
         ({"asynchronous": True, "max_staleness": 1, "refill": 1}, "refill: cannot be had"),
+        ({"options": {"actor_rollout_ref.rollout.nnodes": "1"}}, "only with `--async`"),
+        ({"options": {"actor_rollout_ref.hybrid_engine": "false"}}, "rollout.nnodes"),
         ({"options": {"algorithm.use_kl_in_reward": "true"}}, "use_kl_loss=true"),
         (
             {"options": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "lots"}},

@@ -98,7 +98,8 @@ def test_a_driver_that_is_too_old_is_refused_and_a_wish_goes_before_the_driver(d
 def test_cuda_12_9_gets_its_own_builds_of_torch_and_vllm(tmp_path):
     lines = words(made(tmp_path / "new", "12.9"))
     assert any(
-        "--torch-backend cu129" in line and "/cu129 verl[vllm]==0.9.1" in line for line in lines
+        "--torch-backend cu129" in line and "/cu129 verl[vllm]==0.9.1 cupy-cuda12x" in line
+        for line in lines
     )
     assert not any("cpu" in line for line in lines)
 

@@ -214,6 +214,56 @@ def test_rollouts_ahead_of_the_trainer_are_bounded_in_age(folder):
         assert versions == sorted(versions)
 
 
+APART = ("--async", "--set", "actor_rollout_ref.rollout.nnodes=1")
+"""vLLM has devices of its own, as many as the trainer."""
+
+
+def test_new_weights_reach_a_vllm_with_devices_of_its_own(folder):
+    """As nothing is ahead here, each step learns from rollouts of the weights that it starts from."""
+    nothing_ahead = ("--set", "trainer.v1.separate_async.num_warmup_batches=0")
+    validated = ("--val", "plain.jsonl", "--val-every", "3")
+    out = ended(
+        folder.start(
+            "apart",
+            "plain",
+            "--steps",
+            "3",
+            "--batch-size",
+            "2",
+            *APART,
+            *nothing_ahead,
+            *validated,
+        )
+    )
+    assert "3 steps" in out
+    steps = folder.steps("apart")
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    for line in steps:
+        assert line["staleness/max"] == 0
+        assert line["verl/training/rollout_probs_diff_mean"] < 1e-6
+    # Else nothing new would have to reach it. Two random rewards may be equal.
+    assert any(line["update/grad_norm"] > 0 for line in steps[:2])
+    traces = read_traces(str(folder.path / "runs/apart")).traces
+    validations = [trace for trace in traces if trace.rollout.mode is Mode.VAL]
+    assert len(validations) == 2 * 4
+    assert {c.policy_version for trace in validations for c in trace.calls} == {0, 3}
+    assert folder.left() == []
+
+
+def test_rollouts_go_on_while_a_trainer_with_devices_of_its_own_learns(folder):
+    options = ("--steps", "4", "--batch-size", "2")
+    mini = ("--set", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    ended(folder.start("beside", "plain", *options, *APART, *mini))
+    steps = folder.steps("beside")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert max(line["staleness/max"] for line in steps) == 1
+    assert all(line["update/grad_norm"] > 0 for line in steps)
+    for trace in read_traces(str(folder.path / "runs/beside")).traces:
+        versions = [call.policy_version for call in trace.calls]
+        assert versions == sorted(versions)
+        assert all(call.choices[0].finish_reason != "abort" for call in trace.calls)
+
+
 def test_where_all_break_the_run_says_so_after_other_tasks_were_tried(folder):
     process = folder.start("broken", "broken", "--steps", "2", "--batch-size", "2")
     out, _ = process.communicate(timeout=SECONDS)

@@ -31,7 +31,7 @@ from lightning_verl.cpu_keys import CPU_ENVIRONMENT
 from lightning_verl.dataset import drawn, write_rows
 from lightning_verl.examine import examine
 from lightning_verl.export import FORMATS, export
-from lightning_verl.job import AGENT_LOOP, ASYNC, SYNC, Job, Platform
+from lightning_verl.job import AGENT_LOOP, Job, Platform
 from lightning_verl.options import hydra_value
 from lightning_verl.plan import Plan, plan_of
 from lightning_verl.process import TrainerProcess
@@ -116,7 +116,7 @@ class VerlBackend(Backend):
             max_attempts=run.config.max_attempts,
             budget=run.config.budget,
             learning=plan.learning,
-            mode=ASYNC if plan.asked.asynchronous else SYNC,
+            mode=plan.mode,
             consumed=str(folder / CONSUMED),
             grading_timeout=plan.grading_timeout,
             platform=plan.platform,

@@ -7,9 +7,16 @@ from typing import Any, Final
 
 from lightning_core.runs import RunConfig
 from lightning_verl.cpu_keys import CPU_ENVIRONMENT, cpu_keys
-from lightning_verl.job import AGENT_LOOP, TRAINER, Platform
+from lightning_verl.job import AGENT_LOOP, CPU_WEIGHTS, SEPARATE, TRAINER, Platform
 from lightning_verl.learning import CLIP, CLIPS, CRITIC, LOSSES
-from lightning_verl.options import check_sequence_parallel, devices, hydra_value, trains_lora
+from lightning_verl.options import (
+    ROLLOUT_DEVICES,
+    check_sequence_parallel,
+    devices,
+    hydra_value,
+    rollout_devices,
+    trains_lora,
+)
 from lightning_verl.plan import Plan, model_path
 
 CHECKPOINTS: Final = "checkpoints"
@@ -20,6 +27,7 @@ CONSUMED: Final = "consumed.jsonl"
 """The file there to which our trainer writes what each step learns from."""
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ACTOR: Final = "actor_rollout_ref.actor"
+_WEIGHTS: Final = f"{_ROLLOUT}.checkpoint_engine"
 _RAY_ENV: Final = "ray_kwargs.ray_init.runtime_env.env_vars"
 _RAY_RESOURCES: Final = tuple(
     f"ray_kwargs.ray_init.{name}" for name in ("num_cpus", "num_gpus", "object_store_memory")
@@ -124,11 +132,20 @@ def overrides(
         keys["data.gen_batch_size"] = 1
     if asked.asynchronous:
         # One step's rollouts are ahead. What is too old is waited for, not thrown away.
-        keys["trainer.v1.colocate_async.num_warmup_batches"] = 1
+        keys[f"trainer.v1.{plan.mode}.num_warmup_batches"] = 1
         keys["trainer.v1.sampler.max_off_policy_threshold"] = asked.max_staleness + 1
         keys["trainer.v1.sampler.max_off_policy_strategy"] = "wait"
         # The trainer starts from newer weights than those that sampled.
         keys["algorithm.rollout_correction.rollout_is"] = "token"
+    if plan.mode == SEPARATE:
+        keys["actor_rollout_ref.hybrid_engine"] = False
+        keys[f"trainer.v1.{SEPARATE}.parameter_sync_step"] = 1
+        keys[ROLLOUT_DEVICES] = rollout_devices(asked.options)
+        if plan.platform is Platform.CPU:
+            keys[f"{_WEIGHTS}.backend"] = CPU_WEIGHTS
+            keys[f"{_WEIGHTS}.custom_backend_module"] = "lightning_verl.trainer.weights_cpu"
+        else:
+            keys[f"{_WEIGHTS}.backend"] = "nccl"
     # Ray's processes may run where our environment is not.
     keys[f"{_RAY_ENV}.VERL_FILE_LOGGER_PATH"] = str(folder / METRICS)
     if own_ray(plan):
@@ -145,7 +162,7 @@ def overrides(
         for model in ("actor_rollout_ref.model", "critic.model"):
             keys[f"{model}.override_config.attn_implementation"] = "sdpa"
     if plan.platform is Platform.CPU:
-        keys |= cpu_keys(devices(asked.options))
+        keys |= cpu_keys(devices(asked.options), rollout_devices(asked.options))
         # The processes of a Ray that is joined have its environment, not ours.
         keys |= {f"{_RAY_ENV}.{name}": value for name, value in CPU_ENVIRONMENT.items()}
     if not own_ray(plan):

@@ -20,16 +20,17 @@ CPU_ENVIRONMENT: Final = {
 """What each of verl's processes has to have in its environment."""
 
 
-def cpu_keys(devices: int = 1) -> dict[str, Any]:
+def cpu_keys(devices: int = 1, rollout_devices: int = 0) -> dict[str, Any]:
     """The keys, which go before the user's own.
 
     Args:
         devices: workers on this machine, `trainer.n_gpus_per_node`. Each has a replica of vLLM beside it.
+        rollout_devices: replicas that have devices of their own instead.
     """
     keys: dict[str, Any] = {
         "trainer.device": "cpu",
         # verl counts accelerators. Ray takes its word for those that are not there.
-        "ray_kwargs.ray_init.num_gpus": devices,
+        "ray_kwargs.ray_init.num_gpus": devices + rollout_devices,
         # With as few as there are, Ray waits for ever to place verl's many small actors.
         "ray_kwargs.ray_init.num_cpus": 64,
         "ray_kwargs.ray_init.object_store_memory": 500_000_000,
@@ -55,7 +56,7 @@ def cpu_keys(devices: int = 1) -> dict[str, Any]:
             f"{engine}.mixed_precision.param_dtype": "fp32",
             f"{engine}.mixed_precision.reduce_dtype": "fp32",
         }
-    if devices > 1:
+    if devices + rollout_devices > 1:
         # vLLM binds a replica to all processors but one; replicas would share those few, and leave the others idle.
         keys["ray_kwargs.ray_init.runtime_env.env_vars.VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return keys

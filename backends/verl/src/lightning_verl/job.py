@@ -22,6 +22,10 @@ SYNC = "sync"
 """verl's trainer that waits for a step's rollouts."""
 ASYNC = "colocate_async"
 """verl's trainer that lets the next step's rollouts go on while the weights change."""
+SEPARATE = "separate_async"
+"""The same with devices for vLLM alone, so that rollouts go on while the trainer learns."""
+CPU_WEIGHTS = "lightning_gloo"
+"""The name under which verl knows what takes weights to vLLM's own devices on processors."""
 
 
 class Platform(StrEnum):
@@ -57,7 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     learning: Learning
     """What is learnt from the rollouts, and how."""
     mode: str = SYNC
-    """verl's trainer: `sync` or `colocate_async`."""
+    """verl's trainer: `SYNC`, `ASYNC` or `SEPARATE`."""
     consumed: str
     """The file to which the trainer writes, line by line, which groups each step learns from."""
     grading_timeout: float = 600.0

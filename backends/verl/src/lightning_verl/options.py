@@ -23,6 +23,10 @@ GROUPS: Final = (
 """The first parts of verl's keys."""
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ACTOR: Final = "actor_rollout_ref.actor"
+ROLLOUT_NODES: Final = f"{_ROLLOUT}.nnodes"
+"""The key for how many machines have devices for vLLM alone."""
+ROLLOUT_DEVICES: Final = f"{_ROLLOUT}.n_gpus_per_node"
+"""The key for how many such devices each has."""
 TAKEN: Final[Mapping[str, str]] = {
     "actor_rollout_ref.model.path": "give the model with `--model`",
     "algorithm.adv_estimator": "give the algorithm with `--algorithm`",
@@ -60,7 +64,10 @@ TAKEN: Final[Mapping[str, str]] = {
     "trainer.resume_mode": "give `--resume`",
     "trainer.resume_from_path": "give `--resume`",
     "trainer.use_v1": "only verl's V1 trainer has the extension points",
-    "trainer.v1.trainer_mode": "give `--async` for `colocate_async`; `separate_async` is not supported",
+    "trainer.v1.trainer_mode": f"give `--async` for `colocate_async`, and `{ROLLOUT_NODES}` besides for `separate_async`",
+    "trainer.v1.separate_async.parameter_sync_step": "new weights serve after each step",
+    "trainer.v1.separate_async.hybrid_rollout.enable_switch": "vLLM has the trainer's devices, or its own",
+    "actor_rollout_ref.hybrid_engine": f"vLLM has the trainer's devices, or its own with `{ROLLOUT_NODES}`",
     "trainer.v1.sampler.max_off_policy_threshold": "give it with `--max-staleness`",
     "trainer.logger": "set `LIGHTNING_CORE_TRACK`, such as to `wandb`",
     "trainer.device": "give `--set platform=cpu`, else verl finds it",
@@ -137,6 +144,15 @@ def number(options: Mapping[str, str], key: str, default: int, *, least: int = 1
 def devices(options: Mapping[str, str]) -> int:
     """Devices of each machine."""
     return number(options, "trainer.n_gpus_per_node", 1)
+
+
+def rollout_devices(options: Mapping[str, str]) -> int:
+    """Devices of each machine that are for vLLM alone; 0 where it shares the trainer's."""
+    return (
+        number(options, ROLLOUT_DEVICES, devices(options))
+        if number(options, ROLLOUT_NODES, 0, least=0)
+        else 0
+    )
 
 
 def sequence_parallel(options: Mapping[str, str]) -> int:

@@ -14,9 +14,17 @@ from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import installed
 from lightning_core.runs import RunConfig
 from lightning_core.sampling import check_whole_distribution
-from lightning_verl.job import Platform
+from lightning_verl.job import ASYNC, SEPARATE, SYNC, Platform
 from lightning_verl.learning import CRITIC, ESTIMATORS, Learning
-from lightning_verl.options import check_key, devices, number, same, sequence_parallel
+from lightning_verl.options import (
+    ROLLOUT_NODES,
+    check_key,
+    devices,
+    number,
+    rollout_devices,
+    same,
+    sequence_parallel,
+)
 
 SAMPLERS: Final = ("shuffled", "difficulty")
 """What `--sampler` may begin with."""
@@ -42,6 +50,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What is learnt, and how."""
     theirs: tuple[str, ...]
     """Hydra overrides that the user gave."""
+
+    @property
+    def mode(self) -> str:
+        """verl's trainer."""
+        if not self.asked.asynchronous:
+            return SYNC
+        return SEPARATE if rollout_devices(self.asked.options) else ASYNC
 
 
 def plan_of(config: RunConfig) -> Plan:
@@ -133,6 +148,11 @@ def _check_asked(config: RunConfig, asked: OptimizeConfig) -> None:
         )
     if asked.asynchronous and asked.refill:
         raise UsageError("refill: cannot be had with `--async`; leave one of them out")
+    if rollout_devices(asked.options) and not asked.asynchronous:
+        raise UsageError(
+            f"option `{ROLLOUT_NODES}`: vLLM has devices of its own only with `--async`; without, it and the trainer take turns on"
+            " the same ones"
+        )
     check_whole_distribution(config.sampling)
 
 

@@ -171,7 +171,9 @@ def _installing(python: Path, variant: str) -> tuple[Step, ...]:
         if variant == "12.9"
         else ()
     )
-    everything = (*_uv(python), *held, *built, f"verl[vllm]=={VERL[-1]}")
+    # cupy takes weights to devices that are vLLM's alone; verl's extra is for CUDA 13 only.
+    verl = ("verl[vllm]", "cupy-cuda12x") if built else ("verl[vllm,cupy-cu130]",)
+    everything = (*_uv(python), *held, *built, f"{verl[0]}=={VERL[-1]}", *verl[1:])
     return (uv, Step(f"torch, vLLM, verl and Ray for CUDA {variant}", everything))
 
 

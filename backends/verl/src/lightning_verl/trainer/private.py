@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 from lightning_core.errors import LightningError
@@ -28,7 +30,7 @@ _NAMES: Final = {
 """Modules, and what is taken from them."""
 _METHODS: Final = {
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer"): (
-        "on_init_end", "on_sample_end", "on_step_end",
+        "on_init_end", "on_sample_end", "on_step_end", "_rollout_server_managers",
         # An advantage for each reply, and updates that do not depend on the number of rows, cannot be had from verl's
         # registries: an estimator is given neither rollouts nor replies.
         "_balance_batch", "_compute_advantage",
@@ -87,6 +89,18 @@ def task_runner() -> type[Any]:
     if not inspect.isclass(plain) or not callable(getattr(plain, "run", None)):
         raise _changed("TaskRunnerV1.__ray_metadata__.modified_class", "it is no class with `run`")
     return plain
+
+
+def let_separate_trainer_log() -> None:
+    """verl 0.9.1's trainer with devices for vLLM alone hands its logger a `flush`, which ends it with a TypeError."""
+    module = importlib.import_module("verl.trainer.ppo.v1.trainer_separate_async")
+    module.logger = _Logger(module.logger, {})  # type: ignore[attr-defined]  # verl has no types
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, Any]:
+        kwargs.pop("flush", None)
+        return msg, kwargs
 
 
 def config_folder() -> str:

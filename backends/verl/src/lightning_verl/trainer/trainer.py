@@ -14,9 +14,10 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls, register_trainer
 from verl.workers.utils.padding import response_to_nested
 
-from lightning_verl.job import TRAINER, Job
+from lightning_verl.job import SEPARATE, TRAINER, Job
 from lightning_verl.learning import CRITIC, WHITENED
 from lightning_verl.ray_errors import why_died
+from lightning_verl.trainer import private
 from lightning_verl.trainer.advantages import advantages, scales, token_rewards
 from lightning_verl.trainer.gateway import Gateway
 from lightning_verl.trainer.notes import notes_of, tell_consumed
@@ -34,11 +35,15 @@ def register(job: Job, gateway: Gateway, watchdog: Watchdog) -> None:
     base: Any = get_trainer_cls(job.mode)
     learning = job.learning
     values = learning.algorithm in CRITIC
+    separate = job.mode == SEPARATE
+    if separate:
+        private.let_separate_trainer_log()
 
     class Trainer(base):  # type: ignore[misc]  # verl has no types
         """verl's trainer of the job's mode.
 
-        The gateway is held from the last sample of a step until the new weights serve. Advantages come with the rows,
+        The gateway is held from the last sample of a step until the new weights serve; where vLLM has devices of its own,
+        only while the weights change. Advantages come with the rows,
         since verl's estimators are told neither of rollouts nor of replies. A step is one update, or as many as were
         asked for, however many rows it has.
         """
@@ -48,14 +53,22 @@ def register(job: Job, gateway: Gateway, watchdog: Watchdog) -> None:
             config.trainer.v1.trainer_mode = job.mode
             asked = config.actor_rollout_ref.actor.ppo_mini_batch_size
             self._updates = max(1, config.data.train_batch_size // asked)
+            if (
+                separate
+            ):  # It asks that they are the same; how many updates a step has is set for each batch.
+                with open_dict(config):
+                    config.actor_rollout_ref.actor.ppo_mini_batch_size = (
+                        config.data.train_batch_size
+                    )
             super().__init__(config)
 
         # The gateway ----------------------------------------------------------------------------------------------
 
         def on_init_end(self) -> None:
             super().on_init_end()
-            self._endpoints = endpoints(self.llm_server_manager.get_addresses())
-            servers = self.llm_server_manager.server_handles
+            managers = self._rollout_server_managers()
+            self._endpoints = endpoints([at for each in managers for at in each.get_addresses()])
+            servers = [handle for each in managers for handle in each.server_handles]
             watchdog.watch(self._endpoints, partial(why_died, ray, servers))
             if isinstance(self.replay_buffer, Sampler | AsyncSampler):
                 self.replay_buffer.check_engine = partial(check_alive, self._endpoints)
@@ -63,10 +76,13 @@ def register(job: Job, gateway: Gateway, watchdog: Watchdog) -> None:
 
         def on_sample_end(self) -> None:
             # In the synchronous mode no rollout of the step is under way. What an agent left behind may still be calling.
-            gateway.hold()
+            if not separate:
+                gateway.hold()
             super().on_sample_end()
 
         def on_step_end(self) -> None:
+            if separate:
+                gateway.hold()
             super().on_step_end()
             self._serve()
 
