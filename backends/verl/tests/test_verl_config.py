@@ -240,6 +240,10 @@ def test_an_unknown_key_lists_those_there_are(asked, key):
         ({"sampler": "success"}, "sampler: .*`shuffled` or `difficulty`"),
         ({"asynchronous": True, "max_staleness": 1, "refill": 1}, "refill: cannot be had"),
         ({"options": {"actor_rollout_ref.rollout.nnodes": "1"}}, "only with `--async`"),
+        (
+            {"options": {"actor_rollout_ref.rollout.agent.num_workers": "2"}, "refill": 1},
+            "expected 1 with `--refill`",
+        ),
         ({"options": {"actor_rollout_ref.hybrid_engine": "false"}}, "rollout.nnodes"),
         ({"options": {"algorithm.use_kl_in_reward": "true"}}, "use_kl_loss=true"),
         (

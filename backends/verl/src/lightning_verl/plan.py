@@ -31,6 +31,7 @@ SAMPLERS: Final = ("shuffled", "difficulty")
 ALGORITHMS: Final = tuple(ESTIMATORS)
 """What `--algorithm` may be."""
 _MOST: Final = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+_LOOPS: Final = "actor_rollout_ref.rollout.agent.num_workers"
 _MOST_TOKENS: Final = 16384
 """verl's own `ppo_max_token_len_per_gpu`."""
 
@@ -148,6 +149,10 @@ def _check_asked(config: RunConfig, asked: OptimizeConfig) -> None:
         )
     if asked.asynchronous and asked.refill:
         raise UsageError("refill: cannot be had with `--async`; leave one of them out")
+    if asked.refill and number(asked.options, _LOOPS, 1) > 1:
+        raise UsageError(
+            f"option `{_LOOPS}`: expected 1 with `--refill`, as several would not see that a task is drawn twice in a step"
+        )
     if rollout_devices(asked.options) and not asked.asynchronous:
         raise UsageError(
             f"option `{ROLLOUT_NODES}`: vLLM has devices of its own only with `--async`; without, it and the trainer take turns on"
