@@ -17,11 +17,12 @@ PACKAGES = {
 }
 PROTOCOLS = {
     "records", "errors", "capability", "task", "reward", "rollout", "trace", "adapter", "engine", "sampling", "runs",
-    "backend", "optimization", "executor", "findings", "recipe",
+    "backend", "optimization", "executor", "findings", "recipe", "strategy", "strategy_changes", "strategy_schema",
+    "template", "slots",
 }  # fmt: skip
 HEAVY = {
     "torch", "transformers", "langgraph", "langchain", "langchain_core", "openai", "litellm", "opentelemetry", "httpx",
-    "httpx2", "pydantic", "autogen_core", "agents", "verl", "ray", "vllm",
+    "httpx2", "pydantic", "autogen_core", "agents", "verl", "ray", "vllm", "gepa", "optuna", "numpy", "sqlalchemy",
 }  # fmt: skip
 LAYERS = {
     "running": {
@@ -44,9 +45,11 @@ LAYERS = {
         "worker",
     },
     "learn": {"learn"},
+    "prompts": {"prompts"},
     "store": {"store"},
     "gateway": {"gateway", "store", "tokens", "wire"},
     "instrument": {"instrument"},
+    "trained": {"trained", "redaction"},
     "server": {"server", "gateway", "store", "tokens", "wire", "children"},
     "worker": {"worker", "instrument", "agents", "client", "wire", "plugins", "children", "tokens"},
 }

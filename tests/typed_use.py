@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import assert_type
 
 import lightning_core as lc
+from lightning_core import strategy
 
 
 def score(task: lc.Task, trace: lc.Trace) -> float:
@@ -26,3 +27,16 @@ async def use() -> None:
     assert_type(result.traces[0].calls[0].choices[0].token_ids, tuple[int, ...] | None)
     assert_type(lc.run_sync(print, [{"input": "x"}], reward=grade_later), lc.RunResult)
     assert_type(lc.load_tasks("tasks.jsonl"), list[lc.Task])
+
+
+def opt_in() -> None:
+    """What code that opts in reads."""
+    assert_type(strategy.prompt("write", "Write SQL for {question}."), str)
+    assert_type(strategy.rule("max_attempts", 3, low=1, high=5), int)
+    assert_type(strategy.rule("threshold", 0.5), float)
+    assert_type(strategy.rule("careful", False), bool)
+    assert_type(strategy.choose("flow", ["quick", "checked"]), str)
+    assert_type(strategy.choose("flow", {"quick": 1, "checked": 2}), int)
+    assert_type(lc.Strategy.load("strategy.json"), lc.Strategy)
+    if isinstance(values := lc.Template("{x}").match("1"), dict):
+        assert_type(values, dict[str, str])

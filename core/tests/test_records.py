@@ -18,6 +18,8 @@ from lightning_core import (
     rollout,
     runs,
     sampling,
+    slots,
+    strategy,
     task,
     trace,
     wire,
@@ -28,7 +30,7 @@ from lightning_core.rollout import Cause, Rollout
 from lightning_core.task import Task
 from lightning_core.trace import Call, Choice, Span, SpanKind, Trace
 
-MODULES = (adapter, backend, reward, rollout, runs, sampling, task, trace, wire)
+MODULES = (adapter, backend, reward, rollout, runs, sampling, slots, strategy, task, trace, wire)
 RECORDS = sorted(
     {
         cls

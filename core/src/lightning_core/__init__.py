@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from lightning_core.sampling import SamplingPolicy
     from lightning_core.sources import load_tasks
     from lightning_core.store.base import Store
+    from lightning_core.strategy import InteractionPattern, ModelChoice, PromptTemplate, Strategy
     from lightning_core.task import Task
+    from lightning_core.template import Template
     from lightning_core.trace import Call, Choice, Span, SpanKind, TokenSource, Trace
+    from lightning_core.trained import Attempted, SqliteReader, TrainedAgent, evaluate_expression
 
 __version__ = "1.0.0"
 
@@ -59,8 +62,11 @@ _HOMES = {
     "sampling": ("SamplingPolicy",),
     "sources": ("load_tasks",),
     "store.base": ("Store",),
+    "strategy": ("InteractionPattern", "ModelChoice", "PromptTemplate", "Strategy"),
     "task": ("Task",),
+    "template": ("Template",),
     "trace": ("Call", "Choice", "Span", "SpanKind", "TokenSource", "Trace"),
+    "trained": ("Attempted", "SqliteReader", "TrainedAgent", "evaluate_expression"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -70,6 +76,7 @@ __all__ = [
     "AgentGraph",
     "Artifact",
     "Attempt",
+    "Attempted",
     "Backend",
     "Budget",
     "Call",
@@ -81,10 +88,13 @@ __all__ = [
     "EngineFactory",
     "GraphEdge",
     "GraphNode",
+    "InteractionPattern",
     "Mode",
+    "ModelChoice",
     "NodeKind",
     "OptimizeConfig",
     "OptimizeResult",
+    "PromptTemplate",
     "Reward",
     "RewardScope",
     "RewardStatus",
@@ -98,10 +108,15 @@ __all__ = [
     "SamplingPolicy",
     "Span",
     "SpanKind",
+    "SqliteReader",
     "Store",
+    "Strategy",
     "Task",
+    "Template",
     "TokenSource",
     "Trace",
+    "TrainedAgent",
+    "evaluate_expression",
     "hookimpl",
     "load_tasks",
     "optimize",

@@ -26,6 +26,8 @@ class Backend(ABC):
     """What it changes."""
     serves: ClassVar[bool] = False
     """Whether it serves the policy itself while it trains, from `--model`; the run then starts no engine."""
+    needs_model: ClassVar[bool] = True
+    """Whether it needs `--model`; else the agent's calls may go where they always went."""
     formats: ClassVar[tuple[str, ...]] = ()
     """The formats in which `export` writes, the default first."""
 

@@ -16,6 +16,7 @@ from lightning_core.records import Json
 from lightning_core.redaction import without_userinfo
 from lightning_core.reward import Reward
 from lightning_core.rollout import Rollout, RolloutStatus
+from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.trace import Span, Trace
 from lightning_core.wire import Event, Finish, Heartbeat, Lease, ServedPolicy, Status
@@ -180,6 +181,16 @@ class Client:
         """Events with a number above `after`, of one run where named, waiting up to `wait` seconds for one."""
         query = {"after": str(after), "wait": str(wait)} | ({} if run is None else {"run": run})
         return _as(list[Event], await self._get("/events", query, wait=wait), "events")
+
+    async def put_strategy(self, strategy: Strategy) -> str:
+        """Have the server know a strategy; its digest, by which rollouts name it. Safe to repeat."""
+        digest = strategy.digest
+        await self._request("PUT", f"/strategies/{digest}", strategy)
+        return digest
+
+    async def strategy(self, digest: str) -> Strategy:
+        """A strategy that the server knows."""
+        return Strategy.from_value(await self._get(f"/strategies/{_part(digest)}", {}))
 
     async def claim_run(self, name: str, owner: str) -> None:
         """Keep a run's name for the run whose `owner` this is; `WireError` with status 409 where another has it."""

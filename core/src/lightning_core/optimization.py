@@ -51,5 +51,11 @@ class OptimizeConfig(Record, frozen=True, kw_only=True, omit_defaults=False):
     is taken over kinds."""
     save_every: int = 1
     """Steps between two checkpoints."""
+    reflection_model: str | None = None
+    """The model that reflects on what the agent did and proposes prompts; for backends that tune a strategy."""
+    budget: str | None = None
+    """The bounds of the search, such as `300 rollouts, 2 USD, 30 min`; for backends that tune a strategy."""
+    models: tuple[str, ...] = ()
+    """The models to choose from for each agent or node; for backends that tune a strategy."""
     options: dict[str, str] = msgspec.field(default_factory=dict)
     """The backend's own options, as they were given."""

@@ -105,6 +105,8 @@ class Rollout(Record, frozen=True, kw_only=True):
     """The causes after which another attempt is made while `max_attempts` allows."""
     budget: Budget = Budget()
     """What each attempt may use of the model."""
+    strategy: str | None = None
+    """The digest of the strategy under which it runs; None stands for the server's own, where it has one."""
     created_at: float = 0.0
     """Unix time in seconds at which it was enqueued; set by the server."""
     ended_at: float | None = None

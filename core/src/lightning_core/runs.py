@@ -17,6 +17,7 @@ from lightning_core.optimization import OptimizeConfig
 from lightning_core.records import Json, Record
 from lightning_core.rollout import Budget, Cause, Mode, Rollout
 from lightning_core.sampling import SamplingPolicy
+from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.trace import Trace
 
@@ -164,6 +165,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """Names the rollouts, such as `step-3`: asked for again under the same key after a restart, those that have ended
     are not run again. None numbers them in the order of the requests for the task."""
+    strategy: Strategy | None = None
+    """What they run under. Under one key it must stay the same."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +242,13 @@ class Run(ABC):
     @abstractmethod
     def say(self, text: str) -> None:
         """Tell the user what is being done now."""
+
+    def show(self, panel: Callable[[], object]) -> None:  # noqa: B027 - a run without a terminal has nothing to do
+        """Show something of the backend's own above the run's line on a terminal.
+
+        Args:
+            panel: gives what rich can render; called several times a second, so it must return at once.
+        """
 
     @abstractmethod
     def save(self, state: Mapping[str, Json]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from lightning_core.records import Json, Record
 from lightning_core.reward import Reward, RewardScope
 from lightning_core.rollout import Attempt, Mode, Rollout
+from lightning_core.slots import SlotDeclaration
 from lightning_core.task import Task
 
 
@@ -69,6 +70,23 @@ class Try(Record, frozen=True, kw_only=True):
     """Why it was repeated; None where the reply was complete but did not reach the agent."""
 
 
+class StrategyUse(Record, frozen=True, kw_only=True):
+    """What a strategy did to a call. Texts that no template fits go upstream as the agent sent them."""
+
+    digest: str
+    """The strategy's digest."""
+    applied: tuple[str, ...] = ()
+    """The slots whose template replaced a text; empty where nothing of the call matched."""
+    ambiguous: tuple[str, ...] = ()
+    """The slots whose `original` can be taken apart in several ways in a text that no other slot fits."""
+    unmatched: int = 0
+    """Texts of system and developer messages that no slot fits, ambiguous ones included."""
+    model: str | None = None
+    """The key in `models` whose choice was made; None where there is none, and in train mode."""
+    left_out: tuple[str, ...] = ()
+    """What could not go in: `demonstrations` into a text completion, `model` where the path names the deployment."""
+
+
 class Choice(Record, frozen=True, kw_only=True):
     """One reply of a call; `n>1` gives several."""
 
@@ -111,6 +129,8 @@ class Call(Record, frozen=True, kw_only=True):
     """The body as the agent sent it."""
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     """What went upstream in place of the body's own fields; None marks a field that was taken out."""
+    strategy: StrategyUse | None = None
+    """What a strategy did to it; None where there was none, or the format has no prompt."""
     choices: tuple[Choice, ...] = ()
     """The replies."""
     prompt_token_ids: tuple[int, ...] | None = None
@@ -152,11 +172,12 @@ class Call(Record, frozen=True, kw_only=True):
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The request's messages; for a text completion one user message of the prompt."""
-        messages = self.request.get("messages")
-        if isinstance(messages, list):
-            return messages
-        prompt = self.request.get("prompt")
-        return [] if prompt is None else [{"role": "user", "content": prompt}]
+        return _messages(self.request)
+
+    @property
+    def sent_messages(self) -> list[dict[str, Any]]:
+        """The same as they went upstream: with what a strategy replaced and put in."""
+        return _messages({**self.request, **self.overrides})
 
     @property
     def text(self) -> str:
@@ -185,6 +206,18 @@ class Call(Record, frozen=True, kw_only=True):
         )
 
 
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        return messages
+    prompt = body.get("prompt")
+    return [] if prompt is None else [{"role": "user", "content": prompt}]
+
+
+SLOT_PREFIX = "lightning.slot."
+"""What the attributes of a `slot` span begin with: the fields of a `SlotDeclaration`, and `value`, what was read."""
+
+
 class SpanKind(StrEnum):
     """What a span is a stretch of."""
 
@@ -196,6 +229,8 @@ class SpanKind(StrEnum):
     """A tool's run."""
     HANDOFF = "handoff"
     """One agent passing control to another."""
+    SLOT = "slot"
+    """A prompt, rule or choice that the agent's code reads from the strategy by name; it takes no time."""
 
 
 class Span(Record, frozen=True, kw_only=True):
@@ -258,6 +293,21 @@ class Trace(Record, frozen=True, kw_only=True):
             if reward.scope is RewardScope.ROLLOUT and reward.name == "reward":
                 return reward.value
         return None
+
+    @property
+    def slots(self) -> tuple[SlotDeclaration, ...]:
+        """What the agent's code reads of a strategy by name, each slot once.
+
+        Raises:
+            FormatError: a span of kind `slot` is none: whoever holds a session's token may post spans.
+        """
+        found: dict[tuple[str, str], SlotDeclaration] = {}
+        for span in self.spans:
+            if span.kind is SpanKind.SLOT:
+                fields = {k.removeprefix(SLOT_PREFIX): v for k, v in span.attributes.items()}
+                declared = SlotDeclaration.from_value(fields)
+                found.setdefault((declared.kind, declared.name), declared)
+        return tuple(found.values())
 
     def tree(self) -> tuple[TraceNode, ...]:
         """The roots of the tree of spans and calls, siblings by time. A parent that is unknown, or a cycle,

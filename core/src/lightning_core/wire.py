@@ -11,6 +11,7 @@ from lightning_core.engine import Endpoint
 from lightning_core.records import Json, Record
 from lightning_core.rollout import Attempt, Cause, Rollout
 from lightning_core.sampling import SamplingPolicy
+from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 
 
@@ -29,6 +30,9 @@ class Lease(Record, frozen=True, kw_only=True):
     """The session's OpenAI-compatible address, ending in `/v1`; holds the token."""
     heartbeat: float
     """Seconds between heart-beats."""
+    strategy: Strategy | None = None
+    """What the agent's code may read by name: rules, patterns, and prompts without `original`. None where the rollout
+    has no strategy."""
 
 
 class Heartbeat(Record, frozen=True, kw_only=True):

@@ -268,6 +268,7 @@ class Site:
         seconds: float = 600,
         budget: Budget | None = None,
         upstream: str | None = None,
+        **fields: Any,
     ) -> Session:
         session = Session(
             attempt_id=attempt,
@@ -276,6 +277,7 @@ class Site:
             deadline=time.time() + seconds,
             budget=budget or Budget(),
             upstream=upstream,
+            **fields,
         )
         self.gateway.open(session)
         return session

@@ -63,7 +63,7 @@ CALLS = st.builds(
             "prompt_token_ids": IDS,
             "reply": OBJECTS,
             "usage": st.none() | OBJECTS,
-            "overrides": OBJECTS,
+            "overrides": REQUESTS | OBJECTS,
             "labels": st.dictionaries(TEXT, TEXT, max_size=3),
             "agent": st.none() | TEXT,
             "started_at": st.floats(allow_nan=False, allow_infinity=False),
@@ -156,6 +156,7 @@ class Retention(RuleBasedStateMachine):
             f"r{rollout}",
             index,
             request=request,
+            overrides={"messages": [{"role": "system", "content": "s"}, *said]} if tools else {},
             prompt_token_ids=tuple(range(start, length * 9)),
         )
         self.loop.run_until_complete(
@@ -210,6 +211,28 @@ async def test_a_message_is_stored_once_whatever_window_shows_it(tmp_path: Path)
         assert usage.calls == 360
         # The messages once, and a few short lists of numbers.
         assert bodies <= usage.block_bytes <= bodies * 1.1
+
+
+async def test_what_went_upstream_takes_no_more_than_what_differs(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": f"{n} " * 50} for n in range(180)]
+    system = {"role": "system", "content": "as the agent has it " * 20}
+    sent = [{"role": "system", "content": "as the strategy has it " * 20}, said[7], said[8]]
+
+    async def used(name: str, **overrides: Any) -> int:
+        async with await SQLiteStore.open(tmp_path / name) as store:
+            for turn in range(0, 180, 2):
+                messages = said[: turn + 1]
+                if overrides:
+                    overrides["messages"] = [*sent, *messages]
+                request = {"messages": [system, *messages]}
+                await store.put(
+                    make_call(f"c{turn}", index=turn, request=request, overrides=dict(overrides))
+                )
+            return (await store.usage()).block_bytes
+
+    plain, changed = await used("a.db"), await used("b.db", model="m")
+    # One message, and a few short lists of numbers.
+    assert plain + 400 < changed < plain + 2000
 
 
 async def test_messages_are_shared_across_a_restart(tmp_path: Path) -> None:

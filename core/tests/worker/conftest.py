@@ -67,13 +67,13 @@ class LeaseServer:
         if runner is not None:
             await runner.cleanup()
 
-    async def put(self, value, *, timeout=60.0, mode=Mode.OBSERVE, id=None):
+    async def put(self, value, *, timeout=60.0, mode=Mode.OBSERVE, id=None, strategy=None):
         """Queue a task; the id of its attempt."""
         id = id or uuid.uuid4().hex[:8]
         self._fences += 1
         attempt_id = f"{id}.1"
         async with self._changed:
-            self._queue.append((id, attempt_id, value, timeout, mode, self._fences))
+            self._queue.append((id, attempt_id, value, timeout, mode, strategy, self._fences))
             self._changed.notify_all()
         return attempt_id
 
@@ -100,7 +100,7 @@ class LeaseServer:
             leases.append(self._make(*self._queue.popleft(), body["worker"]))
         return _json({"leases": leases})
 
-    def _make(self, id, attempt_id, value, timeout, mode, fence, worker):
+    def _make(self, id, attempt_id, value, timeout, mode, strategy, fence, worker):
         now = time.time() + self.clock
         session = f"lc1.{uuid.uuid4().hex}.a-b_c"
         self.sessions.append(session)
@@ -120,6 +120,7 @@ class LeaseServer:
             session=session,
             base_url=f"{self.url}/s/{session}/v1",
             heartbeat=self.heartbeat,
+            strategy=strategy,
         )
 
     async def _beat(self, request):

@@ -38,6 +38,21 @@ from lightning_core.sampling import DEFAULT_MAX_TOKENS
 @click.option("--backend", default="local", show_default=True, help="What learns.")
 @click.option("--model", help="The policy: smollm2, a folder, ORGANISATION/NAME.")
 @click.option(
+    "--budget",
+    help="Bounds of a search for prompts and rules: '300 rollouts, 2 USD, 30 min'. Backend prompt.",
+)
+@click.option(
+    "--reflection-model",
+    metavar="MODEL",
+    help="What reflects on the agent's work and proposes prompts: openai/NAME, NAME@http://HOST/v1. Backend prompt.",
+)
+@click.option(
+    "--models",
+    callback=lambda _context, _option, text: tuple(filter(None, (text or "").split(","))),
+    metavar="A,B",
+    help="The models to choose from for each agent or node. Backend prompt.",
+)
+@click.option(
     "--algorithm",
     default="grpo",
     show_default=True,
@@ -220,9 +235,39 @@ def _report(result: OptimizeResult) -> None:
         )
     for kind, (before, after, count) in sorted(artifact.metrics.get("kinds", {}).items()):
         out.print(Text(f"  {before:.2f} → {after:.2f}  ({count})  {kind}"))
-    curve = draw_curve(result.folder)
-    out.print(f"{artifact.metrics.get('steps', len(result.steps))} steps, {result.seconds:.1f} s")
-    if curve is not None:
-        out.print(f"curve      {curve}", soft_wrap=True)
+    if artifact.kind == "strategy":
+        _report_search(result)
+    else:
+        curve = draw_curve(result.folder)
+        out.print(
+            f"{artifact.metrics.get('steps', len(result.steps))} steps, {result.seconds:.1f} s"
+        )
+        if curve is not None:
+            out.print(f"curve      {curve}", soft_wrap=True)
     out.print(f"artifact   {result.folder}/{artifact.path}", soft_wrap=True)
     out.print(f"serve it   {artifact.apply}", soft_wrap=True, markup=False)
+
+
+def _report_search(result: OptimizeResult) -> None:
+    """What a search for a strategy took, why it ended, and what it found."""
+    out = console()
+    metrics = result.artifact.metrics
+    if "val" not in metrics or metrics["val"] is None:
+        out.print(Text(f"validation: {metrics.get('verdict', 'nothing was compared')}"))
+    cost = metrics.get("cost", {})
+    parts = [f"{metrics.get('strategies', 0)} strategies", f"{cost.get('rollouts', 0):,} rollouts"]
+    parts += [f"{cost.get('calls', 0):,} calls", f"{cost.get('tokens', 0):,} tokens"]
+    if cost.get("usd"):
+        parts.append(f"{cost['usd']:.4f} USD")
+    parts.append(f"{result.seconds:.1f} s")
+    stopped = metrics.get("stopped")
+    out.print(Text(", ".join(parts) + (f"; ended at {stopped}" if stopped else "")))
+    if not metrics.get("improved") and metrics.get("best"):
+        out.print(
+            Text(
+                f"the best that was tried, which is not shown to be better: {result.folder}/{metrics['best']}"
+            ),
+            soft_wrap=True,
+        )
+    if metrics.get("picture"):
+        out.print(f"scores     {result.folder}/{metrics['picture']}", soft_wrap=True)

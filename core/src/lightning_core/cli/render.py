@@ -19,6 +19,7 @@ _COLOURS = {
     SpanKind.NODE: "bold blue",
     SpanKind.TOOL: "bold yellow",
     SpanKind.HANDOFF: "bold green",
+    SpanKind.SLOT: "bold cyan",
 }
 _WIDTH = 96
 _ID_WIDTH = 40

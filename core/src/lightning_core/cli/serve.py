@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -17,15 +18,18 @@ from lightning_core.children import tune_interpreter
 from lightning_core.cli import pairs
 from lightning_core.cli.sessions import LONGEST, heartbeat
 from lightning_core.cli.terminal import console, ending
+from lightning_core.cli.traffic import Telling, take_traffic
 from lightning_core.client import Client
 from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import LightningError
+from lightning_core.gateway.tally import Tally
 from lightning_core.plugins import installed
 from lightning_core.rollout import Cause, Mode, Rollout
 from lightning_core.running.launch import engine_started
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.server.app import Server, ServerConfig, is_loopback
 from lightning_core.settings import Settings
+from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.tokens import Scope
 from lightning_core.wire import Finish, Lease, ServedPolicy
@@ -61,10 +65,14 @@ _T = TypeVar("_T")
     type=float,
     default=0.0,
     show_default=True,
-    help="With --model, in val mode; with --policy the agent says.",
+    help="With --model, in val mode; with --policy or --strategy the agent says.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=DEFAULT_MAX_TOKENS, show_default=True,
               help="With --model or --policy: bound of each reply.")  # fmt: skip
+@click.option("--strategy", type=click.Path(path_type=Path), metavar="FILE",
+              help="A strategy: what matches of it is applied to every call, but for rollouts that have their own.")  # fmt: skip
+@click.option("--upstream", metavar="URL",
+              help="Where calls go of agents that have only this address and their own key: https://api.openai.com/v1.")  # fmt: skip
 def command(
     host: str,
     port: int,
@@ -77,10 +85,13 @@ def command(
     engine_options: dict[str, str],
     temperature: float,
     max_tokens: int,
+    strategy: Path | None,
+    upstream: str | None,
 ) -> None:
     """Serve: store, gateway and API, for runs and workers elsewhere. Ends with Ctrl+C; what runs is taken up again.
 
     With --policy, any agent can use what was trained: an address and a key for it are printed, and its calls are recorded.
+    With --upstream, an unchanged agent needs this address alone, and with --strategy it has better prompts.
     """
     if policy is not None and model is not None:
         raise click.UsageError("give either `--model` or `--policy`")
@@ -88,6 +99,8 @@ def command(
         raise click.UsageError(
             f"policy {str(policy)!r}: there is no such folder; `lightning-core export --run RUN --output DIR` writes one"
         )
+    if upstream is not None:
+        _check_upstream(upstream, host, allow_targets)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -98,14 +111,39 @@ def command(
         port=port,
         allow_targets=allow_targets,
         keep_seconds=keep_days and keep_days * 86400,
+        strategy=None if strategy is None else Strategy.load(strategy),
     )
     served = create_engine(model if policy is None else str(policy), engine, installed())
     if served is not None:
         served.check(engine_options)
     sampling = SamplingPolicy(
-        temperature=temperature, max_tokens=max_tokens, as_asked=policy is not None
+        temperature=temperature,
+        max_tokens=max_tokens,
+        as_asked=policy is not None or strategy is not None,
     )
-    asyncio.run(_serve(config, served, engine_options, sampling))
+    asyncio.run(_serve(config, served, engine_options, sampling, upstream))
+
+
+def _check_upstream(upstream: str, host: str, allow_targets: tuple[str, ...]) -> None:
+    try:
+        parts = urlsplit(upstream)
+        named = parts.hostname or ""
+    except ValueError:
+        named = ""
+    if not named or parts.scheme not in ("http", "https"):
+        raise click.UsageError(
+            "--upstream: expected an address such as https://api.openai.com/v1 but got"
+            f" {upstream.rpartition('@')[2]!r}"
+        )
+    if parts.username or parts.password or parts.query:
+        raise click.UsageError(
+            "--upstream: expected an address without credentials or a query; each agent sends its own key"
+        )
+    if not is_loopback(host) and not allow_targets:
+        raise click.UsageError(
+            f"--upstream: everyone who reaches {host} could use it; allow that with `--allow-target {named}`,"
+            " or listen on 127.0.0.1"
+        )
 
 
 async def _serve(
@@ -113,12 +151,14 @@ async def _serve(
     served: ChosenEngine | None,
     options: dict[str, str],
     sampling: SamplingPolicy,
+    upstream: str | None,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, *ending()):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Server(config) as server, contextlib.AsyncExitStack() as stack:
         ends: list[Awaitable[LightningError]] = [server.failure()]
+        client = await stack.enter_async_context(Client(server.url, server.token(Scope.ADMIN)))
         if served is not None:
             logs = config.folder / "logs"
             logs.mkdir(exist_ok=True)
@@ -128,7 +168,6 @@ async def _serve(
                 return
             engine, endpoints = started
             ends.append(engine.died())
-            client = await stack.enter_async_context(Client(server.url, server.token(Scope.ADMIN)))
             await client.set_policy(
                 ServedPolicy(
                     version=0,
@@ -143,6 +182,14 @@ async def _serve(
         if served is not None and sampling.as_asked:
             lease = await stack.enter_async_context(_session(client))
             _announce_policy(lease, served.model)
+        if server.tally is not None:
+            await stack.enter_async_context(_told(server.tally))
+        if upstream is not None:
+            ends.append(take_traffic(server, client, upstream))
+            _say(
+                f"agents:   calls without a session go to {upstream} with the agent's own key\n"
+                f"          OPENAI_BASE_URL={server.url}/v1"
+            )
         failure = await _first(stop, ends)
         if failure is not None:
             raise failure
@@ -182,7 +229,24 @@ def _announce_policy(lease: Lease, model: str) -> None:
         f"          OPENAI_BASE_URL={base}/v1",
         f"          OPENAI_API_KEY={lease.session}",
     )
-    console().print("\n".join(lines), soft_wrap=True, markup=False)
+    _say("\n".join(lines))
+
+
+def _say(text: str) -> None:
+    console().print(text, soft_wrap=True, markup=False)
+
+
+@contextlib.asynccontextmanager
+async def _told(tally: Tally) -> AsyncIterator[None]:
+    """Tell what the strategy comes to: every minute, and in the end."""
+    telling = Telling(tally)
+    task = asyncio.create_task(telling.tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        telling.say()
 
 
 async def _first(stop: asyncio.Event, works: Iterable[Awaitable[_T]]) -> _T | None:

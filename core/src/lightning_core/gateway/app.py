@@ -31,6 +31,7 @@ from lightning_core.trace import CallErrorKind
 
 _PREFIX = "/s/"
 _PATHS = (_PREFIX, "/v1/")
+_PLAIN_PATHS = (*_PATHS, "/openai/")
 _REMEMBERED_TOKENS = 4096
 
 
@@ -65,6 +66,8 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._claims: dict[str, Claims] = {}
         self._services: Services | None = None
+        self.plain: str | None = None
+        """The attempt whose session takes the calls that name none; they go to its upstream. None refuses them."""
 
     async def start(self) -> None:
         """Begin to take calls."""
@@ -104,6 +107,11 @@ class Gateway:
         await session.drain(grace, _ended(attempt_id))
         return session
 
+    def calls_under_way(self, attempt_id: str) -> int:
+        """The calls of one attempt that have not ended."""
+        session = self._sessions.get(attempt_id)
+        return 0 if session is None else session.in_flight
+
     @property
     def in_flight(self) -> int:
         """Calls under way in all modes, those that wait for a paused policy included."""
@@ -117,7 +125,8 @@ class Gateway:
 
     def takes(self, path: str, headers: Mapping[str, str]) -> bool:
         """The same, of its path and its headers, whose names are found in lower case."""
-        return path.startswith(_PATHS) or SESSION in headers
+        paths = _PATHS if self.plain is None else _PLAIN_PATHS
+        return path.startswith(paths) or SESSION in headers
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request that aiohttp's server took in."""
@@ -138,6 +147,7 @@ class Gateway:
 
     async def _reply(self, request: Incoming) -> Outgoing:
         token, path = _token_and_path(request)
+        plain = token is None
         session = self._session(token)
         services = self._services
         if services is None:
@@ -145,9 +155,9 @@ class Gateway:
         if request.method == "POST":
             dialect = dialect_of(path)
             if dialect is not None:
-                return await Exchange(services, session, request, dialect, path).run()
+                return await Exchange(services, session, request, dialect, path, fixed=plain).run()
         elif request.method == "GET" and is_models_path(path):
-            return await self._models(services, session, request, path)
+            return await self._models(services, session, request, path, fixed=plain)
         known = ", ".join(f"`POST …{dialect.suffix}`" for dialect in DIALECTS)
         raise Refusal(
             404,
@@ -157,6 +167,11 @@ class Gateway:
         )
 
     def _session(self, token: str | None) -> Session:
+        if token is None and self.plain is not None:
+            session = self._sessions.get(self.plain)
+            if session is None:
+                raise _ended(self.plain)
+            return session
         if token is None:
             raise _unknown(
                 "no session; expected `/s/SESSION/v1/…`, the header `x-lightning-session`, or the session's token as the API key"
@@ -177,13 +192,19 @@ class Gateway:
         return session
 
     async def _models(
-        self, services: Services, session: Session, request: Incoming, path: str
+        self,
+        services: Services,
+        session: Session,
+        request: Incoming,
+        path: str,
+        *,
+        fixed: bool,
     ) -> Outgoing:
         if session.mode is not Mode.OBSERVE:
             body = models_reply(path, session.gate.policy)
             return whole_reply(request, 200, {"Content-Type": "application/json"}, body)
         target, _ = services.targets.observed(
-            request.headers.get(TARGET),
+            None if fixed else request.headers.get(TARGET),
             upstream=session.upstream,
             path=path,
             suffix=path[path.rindex(MODELS) :],

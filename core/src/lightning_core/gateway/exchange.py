@@ -13,7 +13,7 @@ from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Term
 from lightning_core.gateway.headers import passed_on
 from lightning_core.gateway.http1 import Connection
 from lightning_core.gateway.incoming import Incoming
-from lightning_core.gateway.labels import CALL, TARGET, read_retry
+from lightning_core.gateway.labels import CALL, TARGET, read_labels, read_retry
 from lightning_core.gateway.limits import GatewayLimits
 from lightning_core.gateway.outgoing import Outgoing, refusal_reply, whole_reply
 from lightning_core.gateway.reading import read_fields
@@ -23,6 +23,7 @@ from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.relay import Relay
 from lightning_core.gateway.retries import Entry, Replay
 from lightning_core.gateway.session import Session, deadline_passed
+from lightning_core.gateway.strategy import Applied
 from lightning_core.gateway.targets import Targets, deployment_of
 from lightning_core.gateway.upstream import Upstream
 from lightning_core.rollout import Mode
@@ -31,6 +32,7 @@ from lightning_core.trace import Call, CallError, CallErrorKind, Try
 _log = logging.getLogger(__name__)
 # Unique, not secret: a system call for each would cost as much as reading the request.
 _random = random.Random(random.SystemRandom().getrandbits(256))
+_AS_IT_IS = Applied()
 
 
 class Services(msgspec.Struct, frozen=True):
@@ -52,6 +54,8 @@ class Exchange:
         request: Incoming,
         dialect: Dialect,
         path: str,
+        *,
+        fixed: bool = False,
     ) -> None:
         """
         Args:
@@ -60,11 +64,13 @@ class Exchange:
             request: the request, its body not yet read.
             dialect: the format that it speaks.
             path: the path after the session's prefix.
+            fixed: whether it goes to the session's upstream, whatever target it names.
         """
         self._services = services
         self._session = session
         self._request = request
         self._path = path
+        self._fixed = fixed
         self._outcome = Outcome(dialect=dialect, session=session)
         self._arrival = 0
         self._task: asyncio.Task[object] | None = None
@@ -133,7 +139,7 @@ class Exchange:
             raise
         outcome.started_at = time.time()
         fields = read_fields(outcome.body, headers.get("content-type", ""))
-        target = headers.get(TARGET)
+        target = None if self._fixed else headers.get(TARGET)
         digest = (outcome.dialect.name, target, len(outcome.body), hash(outcome.body))
         call_key = headers.get(CALL)
         retry = read_retry(headers)
@@ -185,11 +191,17 @@ class Exchange:
             query=self._request.query,
         )
         outcome.deployment = deployment_of(self._path)
+        applied = self._apply_strategy(fields, chooses=True)
+        if is_own and outcome.deployment is not None:
+            applied = applied.without_model()
+        outcome.strategy = applied.use
         terms = Terms(
             # Only Azure knows a model by its path.
             model=outcome.deployment if not is_own else None,
             index=entry.index,
             stream_usage=services.limits.stream_usage,
+            prompt=applied.prompt,
+            choice=applied.choice,
         )
         prepared = self._prepare(fields, terms)
         outcome.target = target
@@ -202,6 +214,8 @@ class Exchange:
         services, outcome, session = self._services, self._outcome, self._session
         gate, lines = session.gate, self._request.lines
         connection = self._request.headers.get("connection")
+        applied = self._apply_strategy(fields, chooses=session.mode is Mode.VAL)
+        outcome.strategy = applied.use
         policy, source = await gate.enter()
         try:
             outcome.policy_version = policy.version
@@ -215,6 +229,8 @@ class Exchange:
                         capabilities=policy.capabilities,
                         index=session.salt + entry.index,
                         stream_usage=services.limits.stream_usage,
+                        prompt=applied.prompt,
+                        choice=applied.choice,
                     ),
                 )
                 base = endpoint.base_url.rstrip("/")
@@ -234,6 +250,13 @@ class Exchange:
             raise last
         finally:
             gate.leave(source)
+
+    def _apply_strategy(self, fields: Fields, *, chooses: bool) -> Applied:
+        strategy, outcome = self._session.strategy, self._outcome
+        if strategy is None:
+            return _AS_IT_IS
+        label = read_labels(outcome.headers).name
+        return strategy.apply(outcome.dialect, fields, label, chooses=chooses)
 
     def _prepare(self, fields: Fields, terms: Terms) -> Prepared:
         outcome = self._outcome

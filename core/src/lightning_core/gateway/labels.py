@@ -27,6 +27,11 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
     others: dict[str, str] = {}
     """Any other labels."""
 
+    @property
+    def name(self) -> str:
+        """The node, else the agent, else an empty string: what a strategy goes by."""
+        return self.node or self.agent or ""
+
 
 _NONE = Labels()
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.base import Dialect, Prepared, Reply
 from lightning_core.gateway.dialects.sampled import NOTE
@@ -17,7 +19,7 @@ from lightning_core.gateway.replies import bounded, read_reply
 from lightning_core.gateway.retries import Entry
 from lightning_core.gateway.session import Session
 from lightning_core.gateway.targets import Target
-from lightning_core.trace import Call, CallError, CallErrorKind, TokenSource
+from lightning_core.trace import Call, CallError, CallErrorKind, StrategyUse, TokenSource
 
 _NO_IDS = "the engine was asked for token ids and gave none"
 
@@ -35,6 +37,7 @@ class Outcome:
     body: bytes = b""
     started_at: float = 0.0
     entry: Entry | None = None
+    strategy: StrategyUse | None = None
     prepared: Prepared | None = None
     deployment: str | None = None
     target: Target | None = None
@@ -52,7 +55,7 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
     session, prepared, relay = outcome.session, outcome.prepared, outcome.relay
     reply, error = _reply_of(outcome)
     request = _request_of(outcome.body)
-    overrides = prepared.overrides if prepared is not None else {}
+    overrides = _readable(prepared.overrides) if prepared is not None else {}
     has_ids = reply.prompt_token_ids is not None or any(
         choice.token_ids is not None for choice in reply.choices
     )
@@ -72,6 +75,7 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
         labels=labels.others,
         request=request,
         overrides=overrides,
+        strategy=outcome.strategy,
         choices=reply.choices,
         prompt_token_ids=reply.prompt_token_ids,
         token_source=TokenSource.ENGINE if has_ids else None,
@@ -131,6 +135,17 @@ def _status_of(outcome: Outcome) -> int | None:
     if outcome.relay is not None and outcome.relay.response is not None:
         return outcome.relay.status
     return None
+
+
+def _readable(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Overrides for the record. Those of a body that is not UTF-8 are left out with it."""
+    found: dict[str, Any] = {}
+    for name, value in overrides.items():
+        try:
+            found[name] = jsontext.decode(bytes(value)) if isinstance(value, msgspec.Raw) else value
+        except ValueError:
+            continue
+    return found
 
 
 def _request_of(body: bytes) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from lightning_core.gateway.limits import GatewayLimits
 from lightning_core.gateway.policy import PolicyGate
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.retries import Memory
+from lightning_core.gateway.strategy import CompiledStrategy
+from lightning_core.gateway.tally import Tally
 from lightning_core.rollout import Budget, Mode
 from lightning_core.trace import Call, CallError, CallErrorKind
 
@@ -39,6 +41,8 @@ class Session:
         budget: Budget = Budget(),  # noqa: B008 - frozen
         upstream: str | None = None,
         earlier: Sequence[Call] = (),
+        strategy: CompiledStrategy | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """
         Args:
@@ -50,6 +54,8 @@ class Session:
             budget: what the attempt may use.
             upstream: address, ending in `/v1`, of observed calls that do not say where they go.
             earlier: calls that the attempt made before the server was started again; they count.
+            strategy: what its calls are changed by.
+            tally: counts what of the strategy matches.
         """
         self.attempt_id = attempt_id
         self.rollout_id = rollout_id
@@ -61,6 +67,8 @@ class Session:
         self.run = run
         self.budget = budget
         self.upstream = upstream
+        self.strategy = strategy
+        self._tally = tally
         self.calls = len(earlier)
         """Calls admitted so far; retries of one call count once."""
         self.tokens = sum(call.total_tokens for call in earlier)
@@ -122,6 +130,8 @@ class Session:
         """Account for a call that has ended; `replayed` where nothing new was sampled."""
         if not replayed:
             self.tokens += call.total_tokens
+        if self._tally is not None and not call.tries:
+            self._tally.add(call)
         if arrival >= self._last_arrival:
             self._last_arrival = arrival
             self.last_error = call.error

@@ -12,7 +12,7 @@ import json
 import os
 
 from .context import PLACEHOLDER_KEY
-from .variables import SESSION, TOKEN
+from .variables import SESSION, STRATEGY, TOKEN
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ def child_environment(
     adapters: Mapping[str, str],
     base_url: str,
     set_key: bool,
+    strategy: str | None = None,
 ) -> dict[str, str]:
     """The environment for a child process of an attempt, made from `base`, which stays as it is.
 
     `gateway` is the origin `http://HOST:PORT`, `session` the token, `base_url` the session's OpenAI-compatible
     address. `adapters` gives `module:Class` by the module after whose import it is entered. `set_key` replaces
-    `OPENAI_API_KEY`: say so in train and val mode, and where the user has no key but the run names a model.
+    `OPENAI_API_KEY`: say so in train and val mode, and where the user has no key but the run names a model. `strategy`
+    is the file with the attempt's strategy; None leaves what `base` says, as a child of the attempt's does.
     Making it twice gives the same, so a child may start children. The worker's own token is not in it.
     """
     environment = {name: value for name, value in base.items() if name != TOKEN}
@@ -66,6 +68,8 @@ def child_environment(
         elif value is None:
             environment.pop(ORIGINAL + name, None)
         environment[name] = base_url
+    if strategy is not None:
+        environment[STRATEGY] = strategy
     if set_key:
         environment["OPENAI_API_KEY"] = PLACEHOLDER_KEY
     if any(base.get(name) for name in _PROXIES):
@@ -87,6 +91,7 @@ def environment_of(scope: Scope, base: Mapping[str, str]) -> dict[str, str]:
         adapters=scope.adapters,
         base_url=scope.base_url,
         set_key=scope.set_key,
+        strategy=scope.strategy,
     )
 
 

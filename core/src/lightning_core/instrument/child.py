@@ -32,6 +32,7 @@ def start(raw: str) -> None:
     postimport.on_import("openai._base_client", lambda: _load("openai_hook").install())
     # A program that uses our functions itself must get these very modules, and not read them again.
     postimport.on_import("lightning_core.instrument", _load_all, before=True)
+    postimport.on_import("lightning_core.slots", _offer_strategy)
     for name in ("threading", "concurrent.futures.thread", "subprocess"):
         postimport.on_import(name, _propagate)
     postimport.on_any_import(lambda name: _look(name, raw))
@@ -54,6 +55,15 @@ def _load_all() -> None:
 
 def _restore() -> None:
     _load("bootstrap").restore_addresses(os.environ)
+
+
+def _offer_strategy() -> None:
+    def read() -> Any:
+        module = "lightning_core.instrument.declaring"
+        return __import__(module, fromlist=["of_process"]).of_process()
+
+    # Later, since what imports the slots is not imported whole yet.
+    sys.modules["lightning_core.slots"].use_in_process(read)
 
 
 def _propagate() -> None:

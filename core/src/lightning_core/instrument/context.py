@@ -71,6 +71,8 @@ class Scope:
     """For child processes: `module:Class` of an adapter by the module after whose import it is entered."""
     set_key: bool = False
     """For child processes: whether `OPENAI_API_KEY` is replaced."""
+    strategy: str | None = None
+    """For child processes: the file with the attempt's strategy; None where they find it as this process did."""
 
     @property
     def base_url(self) -> str:

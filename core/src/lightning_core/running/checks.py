@@ -23,7 +23,7 @@ from lightning_core.task import Task
 log = logging.getLogger("lightning_core.run")
 
 _SAME: Final = ("agent", "reward", "model", "engine", "mode", "sampling", "validation")
-_MAY_CHANGE: Final = ("steps", "val_every", "val_by", "save_every", "quorum")
+_MAY_CHANGE: Final = ("steps", "val_every", "val_by", "save_every", "quorum", "budget")
 """What of an optimisation may be another when it is resumed."""
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -24,6 +24,17 @@ from lightning_core.running.sparkline import sparkline
 from lightning_core.running.steps import step_line, val_line
 
 
+class _Bar(Progress):
+    """The line, below what a backend shows."""
+
+    panel: Callable[[], object] | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.panel is not None:
+            yield cast(RenderableType, self.panel())
+        yield from super().get_renderables()
+
+
 class LiveProgress:
     """Shows counts as they come, and on a stop how to go on. Elsewhere than on a terminal it shows no counts."""
 
@@ -37,7 +48,7 @@ class LiveProgress:
         self._told: dict[int, set[str]] = {}
         self._console = console = Console(stderr=True, highlight=False)
         self._counts: Counts | None = None
-        self._progress = Progress(
+        self._progress = _Bar(
             SpinnerColumn(),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
@@ -77,6 +88,7 @@ class LiveProgress:
     def __call__(self, counts: Counts) -> None:
         """Take new counts."""
         self._counts = counts
+        self._progress.panel = counts.panel
         for step, metrics in counts.steps.items():
             self._tell_step(step, metrics)
         if counts.phase is not None:

@@ -9,9 +9,10 @@ from typing import Any, Unpack
 import msgspec
 
 from lightning_core import trackers
-from lightning_core.capability import require
+from lightning_core.capability import Capability, require
 from lightning_core.errors import UsageError
 from lightning_core.optimization import OptimizeConfig
+from lightning_core.plugins import installed
 from lightning_core.running.launch import launched
 from lightning_core.running.prepare import RunOptions, TaskSource, find_backend, prepare
 from lightning_core.runs import OptimizeResult
@@ -54,17 +55,24 @@ async def optimize(
         LightningError: no worker could be kept alive.
     """
     started = time.monotonic()
+    backend = find_backend(config.backend, installed())
+    validation: SamplingPolicy | None = SamplingPolicy(
+        temperature=val_temperature, max_tokens=max_tokens
+    )
+    if Capability.TUNES_STRATEGY in backend.gives:
+        # How replies are sampled is part of the agent, and of what may be tuned.
+        asked = SamplingPolicy(as_asked=True, max_tokens=max_tokens)
+        validation = None if options.get("model") is None else asked
     plan = await prepare(
         agent,
         tasks,
         val=val,
         optimize=config,
         sampling=SamplingPolicy(temperature=temperature, max_tokens=max_tokens, seed=config.seed),
-        validation=SamplingPolicy(temperature=val_temperature, max_tokens=max_tokens),
+        validation=validation,
         split=split,
         **options,
     )
-    backend = find_backend(config.backend, plan.plugins)
     async with launched(plan) as run:
         if run.engine is not None and not config.allow_retokenized:
             # What an engine gives is exact only once it has started.

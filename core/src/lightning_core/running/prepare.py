@@ -164,10 +164,11 @@ async def prepare(
     engine_options = dict(options.get("engine_options") or {})
     if backend is not None:
         check_optimization(config, chosen)
-        if model is None or (served is None and not itself):
+        if backend.needs_model and (model is None or (served is None and not itself)):
             raise UsageError(
                 f"backend `{backend.name}`: needs a model to train or serve; give it with `--model`"
             )
+        _check_strategy_options(backend, config)
         backend.check(config)
         trackers.check(settings.track)
         engine_options = {**backend.engine_options(config), **engine_options}
@@ -281,6 +282,19 @@ def _check_engine(
         raise CapabilityError(
             f"{error}; where ids made anew from text will do, add `--allow-retokenized`"
         ) from None
+
+
+def _check_strategy_options(backend: Backend, config: RunConfig) -> None:
+    """Refuse what says how a strategy is searched where the backend searches none."""
+    asked = config.optimize
+    if asked is None or Capability.TUNES_STRATEGY in backend.gives:
+        return
+    for name in ("reflection_model", "budget", "models"):
+        if getattr(asked, name):
+            raise UsageError(
+                f"{name}: says how prompts and rules are searched, and backend `{backend.name}` searches none; leave it out,"
+                " or take `--backend prompt`"
+            )
 
 
 def _find_executor(config: RunConfig, live: bool, plugins: Plugins) -> Executor | None:

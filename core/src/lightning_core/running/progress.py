@@ -30,6 +30,8 @@ class Progress:
         """What a backend is doing; None where there is none."""
         self.phase_began: tuple[int, int] = (0, 0)
         """`ended` and `total` as they were then."""
+        self.panel: Callable[[], object] | None = None
+        """Gives what a backend shows of its own, for rich to render; None where it shows nothing."""
         self.steps: dict[int, dict[str, Any]] = {}
         """The metrics of each step that a backend has logged, by its number."""
 

@@ -119,6 +119,7 @@ class ServedRun(Run):
         self._drain = drain
         self._known = {task.id: task for task in tasks}
         self._counts: dict[str, int] = {}
+        self._strategies: set[str] = set()
         self._open: dict[str, tuple[Rollout, asyncio.Future[Trace]]] = {}
         self._taken: set[str] = set()
         self._seen = Seen()
@@ -173,6 +174,7 @@ class ServedRun(Run):
     ) -> list[list[Trace]]:
         """Run and grade; one inner list for each request, in order."""
         groups = [self._as_group(request) for request in requests]
+        await self._put_strategies(requests)
         extra = [r.task for r in requests if self._known.get(r.task.id) != r.task]
         if extra:
             await self._put_tasks(extra)
@@ -272,6 +274,10 @@ class ServedRun(Run):
         """Tell the user what is being done now."""
         self.progress.begin(text)
         self._tell()
+
+    def show(self, panel: Callable[[], object]) -> None:
+        """Show something of the backend's own above the run's line on a terminal."""
+        self.progress.panel = panel
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Replace the run's saved state atomically."""
@@ -392,6 +398,12 @@ class ServedRun(Run):
 
     # Inside --------------------------------------------------------------------------------------------------
 
+    async def _put_strategies(self, requests: Sequence[RolloutRequest]) -> None:
+        for strategy in [r.strategy for r in requests if r.strategy is not None]:
+            if strategy.digest not in self._strategies:
+                await self._patience.ask(partial(self._client.put_strategy, strategy))
+                self._strategies.add(strategy.digest)
+
     async def _put_tasks(self, tasks: Sequence[Task]) -> None:
         await self._patience.ask(lambda: self._client.put_tasks(self.config.name, tasks))
 
@@ -439,6 +451,7 @@ class ServedRun(Run):
                 timeout=config.timeout,
                 max_attempts=config.max_attempts,
                 budget=config.budget,
+                strategy=None if request.strategy is None else request.strategy.digest,
                 metadata=dict(request.metadata),
             )
             for number in range(first, first + request.count)

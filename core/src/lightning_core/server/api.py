@@ -26,6 +26,7 @@ from lightning_core.server.policy_routes import PolicyRoutes
 from lightning_core.server.request import Request, Routes
 from lightning_core.server.run_routes import RunRoutes
 from lightning_core.server.scheduler import Scheduler
+from lightning_core.server.strategies import Strategies
 from lightning_core.server.worker_routes import WorkerRoutes
 from lightning_core.store.base import Store
 from lightning_core.tokens import Scope, TokenSigner
@@ -47,6 +48,7 @@ class Api:
         scheduler: Scheduler,
         gateway: Gateway,
         policies: RunPolicies,
+        strategies: Strategies,
         signer: TokenSigner,
         max_body: int,
     ) -> None:
@@ -54,8 +56,8 @@ class Api:
         self._signer = signer
         self._max_body = max_body
         self._routes: Routes = {
-            **RunRoutes(store, scheduler, policies, signer).routes,
-            **WorkerRoutes(store, scheduler, signer).routes,
+            **RunRoutes(store, scheduler, policies, strategies, signer).routes,
+            **WorkerRoutes(store, scheduler, strategies, signer).routes,
             **PolicyRoutes(gateway, scheduler, policies).routes,
         }
 

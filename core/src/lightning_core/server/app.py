@@ -16,12 +16,15 @@ from lightning_core.errors import StoreError, UsageError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.front import Front
 from lightning_core.gateway.limits import GatewayLimits
+from lightning_core.gateway.tally import Tally
 from lightning_core.server.api import PREFIX, Api
 from lightning_core.server.leases import LEASE_SECONDS
 from lightning_core.server.policies import RunPolicies
 from lightning_core.server.retention import Retention
 from lightning_core.server.scheduler import Scheduler
+from lightning_core.server.strategies import Strategies
 from lightning_core.store.sqlite import SQLiteStore
+from lightning_core.strategy import Strategy
 from lightning_core.tokens import Scope, TokenSigner
 from lightning_core.wire import EventKind
 
@@ -50,6 +53,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after its end for which a rollout is kept, with all that belongs to it; None keeps all."""
     limits: GatewayLimits = GatewayLimits()
     """The gateway's limits."""
+    strategy: Strategy | None = None
+    """What the calls of rollouts are changed by that name no strategy of their own."""
 
 
 class Server:
@@ -58,6 +63,8 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.url = ""
+        self.tally: Tally | None = None
+        """How often the strategy of `config` matches, once the server has started; None without one."""
         self._signer: TokenSigner | None = None
         self._store: SQLiteStore | None = None
         self._gateway: Gateway | None = None
@@ -117,11 +124,14 @@ class Server:
         )
         await self._gateway.start()
         retention = Retention(self._store, config.keep_seconds)
+        strategies = Strategies(self._store, config.strategy)
+        self.tally = strategies.tally
         self._scheduler = Scheduler(
             self._store,
             self._gateway,
             lease_seconds=config.lease_seconds,
             retention=retention,
+            strategies=strategies,
         )
         policies = RunPolicies(self._store, self._gateway.policies, self._scheduler.queue)
         retention.tell(policies.forget_where_gone)
@@ -130,6 +140,7 @@ class Server:
             scheduler=self._scheduler,
             gateway=self._gateway,
             policies=policies,
+            strategies=strategies,
             signer=self._signer,
             max_body=_API_BODIES * config.limits.max_body,
         )
@@ -159,6 +170,23 @@ class Server:
         if self._api is None:
             raise UsageError("server: not started")
         return await self._api.failed
+
+    def take_plain(self, attempt_id: str | None) -> None:
+        """Have the calls that name no session belong to this attempt from now on, and go to its upstream; None refuses
+        them.
+
+        Whoever reaches the server can make them then.
+        """
+        if self._gateway is None:
+            raise UsageError("server: not started")
+        self._gateway.plain = attempt_id
+
+    def in_use(self, attempt_id: str) -> bool:
+        """Whether calls of an attempt are under way, or may still come by `take_plain`."""
+        gateway = self._gateway
+        return gateway is not None and (
+            gateway.plain == attempt_id or gateway.calls_under_way(attempt_id) > 0
+        )
 
     def token(self, scope: Scope) -> str:
         """A token for an admin or a worker, good for 30 days."""

@@ -13,6 +13,7 @@ from lightning_core.errors import FencedError, WireError
 from lightning_core.gateway.session import Session
 from lightning_core.rollout import Attempt, Rollout, RolloutStatus
 from lightning_core.server.events import EventLog
+from lightning_core.server.strategies import Strategies
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.trace import Call
@@ -47,18 +48,25 @@ class Leases:
     """Grants attempts, and knows who holds them."""
 
     def __init__(
-        self, store: Store, sessions: Sessions, events: EventLog, lease_seconds: float
+        self,
+        store: Store,
+        sessions: Sessions,
+        events: EventLog,
+        lease_seconds: float,
+        strategies: Strategies,
     ) -> None:
         """Args:
         store: where each lease is committed before anyone hears of it.
         sessions: the gateway, which lets an attempt's calls in while it runs.
         events: told of each lease.
         lease_seconds: seconds without a heart-beat after which an attempt is lost.
+        strategies: what the calls of attempts are changed by.
         """
         self.seconds = lease_seconds
         self._store = store
         self._sessions = sessions
         self._events = events
+        self._strategies = strategies
         self._held: dict[str, Held] = {}
         self._heard: dict[str, float] = {}
         self._gone: set[str] = set()
@@ -184,6 +192,7 @@ class Leases:
     def _hold(self, attempt: Attempt, rollout: Rollout, calls: Sequence[Call] = ()) -> None:
         """Hold an attempt and let its calls in; `calls` are those that it made before this server was started."""
         self._held[attempt.id] = Held(attempt, rollout)
+        strategy, tally = self._strategies.of(rollout)
         self._sessions.open(
             Session(
                 earlier=calls,
@@ -194,5 +203,7 @@ class Leases:
                 deadline=attempt.deadline,
                 budget=rollout.budget,
                 upstream=attempt.upstream,
+                strategy=strategy,
+                tally=tally,
             )
         )

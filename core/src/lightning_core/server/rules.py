@@ -12,7 +12,7 @@ from lightning_core.rollout import Cause, Rollout
 from lightning_core.trace import CallErrorKind
 
 _CALLER_SET: Final = (
-    "task_id", "run", "group", "mode", "timeout", "max_attempts", "retry_on", "budget", "metadata",
+    "task_id", "run", "group", "mode", "timeout", "max_attempts", "retry_on", "budget", "strategy", "metadata",
 )  # fmt: skip
 """The fields of a rollout that its caller gives; two of one id must agree in them."""
 _SENT_BY_OTHERS: Final = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}

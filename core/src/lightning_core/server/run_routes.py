@@ -10,7 +10,9 @@ from lightning_core.rollout import Rollout, RolloutStatus
 from lightning_core.server.policies import RunPolicies
 from lightning_core.server.request import ADMIN, LONGEST_WAIT, Request, Routes, whole
 from lightning_core.server.scheduler import Scheduler
+from lightning_core.server.strategies import Strategies
 from lightning_core.store.base import Store
+from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.tokens import Scope, TokenSigner
 from lightning_core.wire import EventKind
@@ -20,11 +22,17 @@ class RunRoutes:
     """Handlers for runs, over scheduler and store."""
 
     def __init__(
-        self, store: Store, scheduler: Scheduler, policies: RunPolicies, signer: TokenSigner
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        policies: RunPolicies,
+        strategies: Strategies,
+        signer: TokenSigner,
     ) -> None:
         self._store = store
         self._scheduler = scheduler
         self._policies = policies
+        self._strategies = strategies
         self._signer = signer
 
     @property
@@ -40,6 +48,8 @@ class RunRoutes:
             ("GET", "groups", "traces"): (ADMIN, self._group),
             ("GET", "events", ""): (ADMIN, self._events),
             ("PUT", "runs", ""): (ADMIN, self._claim_run),
+            ("PUT", "strategies", ""): (ADMIN, self._put_strategy),
+            ("GET", "strategies", ""): (ADMIN, self._strategy),
             ("POST", "tokens", ""): (ADMIN, self._worker_token),
             ("POST", "workers", "lost"): (ADMIN, self._lose_worker),
         }
@@ -47,6 +57,13 @@ class RunRoutes:
     async def _claim_run(self, request: Request) -> object:
         await whole(self._scheduler.claim_run(request.key, request.field("owner", str)))
         return {"run": request.key}
+
+    async def _put_strategy(self, request: Request) -> object:
+        await whole(self._strategies.put(request.key, Strategy.from_value(request.body)))
+        return {"strategy": request.key}
+
+    async def _strategy(self, request: Request) -> object:
+        return await self._strategies.get(request.key)
 
     async def _worker_token(self, request: Request) -> object:
         if request.body.get("scope") != Scope.WORKER:

@@ -19,6 +19,7 @@ from lightning_core.server.queue import Queue
 from lightning_core.server.reaper import Reaper
 from lightning_core.server.retention import Retention
 from lightning_core.server.rules import ended_by_agent, exit_text, put_down, refuse_conflict
+from lightning_core.server.strategies import Strategies
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.wire import EventKind, Finish
@@ -39,19 +40,22 @@ class Scheduler:
         *,
         lease_seconds: float,
         retention: Retention,
+        strategies: Strategies,
     ) -> None:
         """Args:
         store: holds every record; nothing else writes to it.
         sessions: the gateway, which lets an attempt's calls in while it runs.
         lease_seconds: seconds without a heart-beat after which an attempt is lost.
         retention: deletes what is old.
+        strategies: what rollouts run under.
         """
         self.events = EventLog()
         self.ended = 0
         self._store = store
         self._sessions = sessions
         self.queue = Queue()
-        self._leases = Leases(store, sessions, self.events, lease_seconds)
+        self._strategies = strategies
+        self._leases = Leases(store, sessions, self.events, lease_seconds, strategies)
         self._reaper = Reaper(self._leases, self._end_unreported, retention)
         self._numbers: dict[str, int] = {}
         self._released: dict[str, int] = {}
@@ -76,6 +80,7 @@ class Scheduler:
         self._reaper.start()
 
     async def _take_up(self, rollout: Rollout) -> None:
+        await self._strategies.require(rollout)
         attempts = await self._store.attempts(rollout.id)
         self._numbers[rollout.id] = len(attempts)
         self._released[rollout.id] = sum(a.cause is Cause.CANCELLED for a in attempts)
@@ -118,7 +123,8 @@ class Scheduler:
         """Queue rollouts; how many were new, and how many were known.
 
         Raises:
-            WireError: a task is missing (404), or a known id has other content (409). Nothing is queued then.
+            WireError: a task is missing (404), a strategy is (400), or a known id has other content (409). Nothing is
+                queued then.
         """
         async with self._adding:
             new: dict[str, Rollout] = {}
@@ -133,6 +139,7 @@ class Scheduler:
                         404,
                     )
                 else:
+                    await self._strategies.require(rollout)
                     new[rollout.id] = msgspec.structs.replace(
                         rollout,
                         status=RolloutStatus.QUEUED,
@@ -277,11 +284,12 @@ class Scheduler:
         """Store a rollout and lease it to the caller at once.
 
         Raises:
-            WireError: the rollout is known (409).
+            WireError: the rollout is known (409), or its strategy is not (400).
         """
         async with self._adding:
             if await self._store.rollout(rollout.id) is not None:
                 raise WireError(f"rollout `{rollout.id}`: already known; choose another id", 409)
+            await self._strategies.require(rollout)
             await self._store.put(task, run=rollout.run)
             fresh = msgspec.structs.replace(rollout, created_at=time.time())
             return (await self._leases.announce([self._grant(fresh, worker, upstream)]))[0]

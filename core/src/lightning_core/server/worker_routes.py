@@ -20,6 +20,7 @@ from lightning_core.server.request import (
     whole,
 )
 from lightning_core.server.scheduler import Scheduler
+from lightning_core.server.strategies import Strategies
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.tokens import Claims, Scope, TokenSigner
@@ -38,9 +39,12 @@ _REMEMBERED_ATTEMPTS: Final = 10_000
 class WorkerRoutes:
     """Handlers for workers, over scheduler and store."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, signer: TokenSigner) -> None:
+    def __init__(
+        self, store: Store, scheduler: Scheduler, strategies: Strategies, signer: TokenSigner
+    ) -> None:
         self._store = store
         self._scheduler = scheduler
+        self._strategies = strategies
         self._signer = signer
         self._span_use: dict[str, tuple[int, int]] = {}
 
@@ -96,6 +100,7 @@ class WorkerRoutes:
             session=token,
             base_url=f"{request.origin}/s/{token}/v1",
             heartbeat=(attempt.lease_until - attempt.started_at) / 3,
+            strategy=self._strategies.readable(rollout),
         )
 
     def _spans_left(self, attempt_id: str, count: int, size: int) -> None:

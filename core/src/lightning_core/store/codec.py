@@ -17,7 +17,7 @@ from lightning_core.trace import Call, Choice
 R = TypeVar("R", bound=Record)
 
 _LISTS = ("messages", "input")
-"""Request fields that hold a conversation, in the formats that there are."""
+"""Fields that hold a conversation, in the formats that there are."""
 _INLINE = 256
 """The rest of a request from this size on, in bytes, is a block: tools and schemas repeat with every call."""
 
@@ -40,6 +40,10 @@ class CallParts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The token ids after the last full block, likewise."""
     choices: list[tuple[bytes | None, bytes | None]] | None = None
     """For each choice its token ids (int32) and log-probabilities (float64); None where none were taken out."""
+    sent_key: str | None = None
+    """The field of `overrides` whose list was taken out."""
+    sent: list[bytes] | None = None
+    """That list, folded; one JSON block each."""
 
 
 _parts = msgspec.msgpack.Decoder(CallParts)
@@ -65,6 +69,10 @@ class SplitCall(msgspec.Struct, frozen=True, gc=False):
     """As in `CallParts`."""
     choices: list[tuple[bytes | None, bytes | None]] | None
     """As in `CallParts`."""
+    sent_key: str | None
+    """As in `CallParts`."""
+    sent: list[Body]
+    """As in `CallParts`, not folded."""
 
 
 def encode(value: Any, what: str) -> bytes:
@@ -127,19 +135,17 @@ def split(call: Call) -> SplitCall:
 
 def _split(call: Call, encode: Callable[[Any], bytes]) -> SplitCall:
     changes: dict[str, Any] = {}
-    key, messages, request = None, [], None
+    key, messages, request = None, list[Body](), None
     if rest := call.request:
-        for name in _LISTS:
-            if _is_conversation(rest.get(name)):
-                key = name
-                messages = [body(encode(item)) for item in rest[name]]
-                rest = {**rest, name: None}
-                break
+        key, messages, rest = _taken_out(rest, encode)
         encoded = encode(rest)
         if len(encoded) >= _INLINE:
             request, rest = body(encoded), {}
         if rest is not call.request:
             changes["request"] = rest
+    sent_key, sent, overrides = _taken_out(call.overrides, encode)
+    if sent_key is not None:
+        changes["overrides"] = overrides
     prompt, tail = None, b""
     if call.prompt_token_ids is not None:
         ids = _pack("i", call.prompt_token_ids)
@@ -155,7 +161,17 @@ def _split(call: Call, encode: Callable[[Any], bytes]) -> SplitCall:
             changes["choices"] = tuple(map(_without_arrays, call.choices, choices))
             break
     data = encode(msgspec.structs.replace(call, **changes) if changes else call)
-    return SplitCall(call, data, key, messages, request, prompt, tail, choices)
+    return SplitCall(call, data, key, messages, request, prompt, tail, choices, sent_key, sent)
+
+
+def _taken_out(
+    fields: dict[str, Any], encode: Callable[[Any], bytes]
+) -> tuple[str | None, list[Body], dict[str, Any]]:
+    """The field that holds a conversation, its messages as blocks, and the fields without them."""
+    for name in _LISTS:
+        if _is_conversation(fields.get(name)):
+            return name, [body(encode(item)) for item in fields[name]], {**fields, name: None}
+    return None, [], fields
 
 
 def _is_conversation(items: Any) -> bool:
@@ -230,6 +246,9 @@ class CallJoiner:
             if parts.key is not None and parts.messages is not None:
                 request[parts.key] = self._json(unfold(parts.messages, self._raw))
             changes["request"] = request
+        if parts.sent_key is not None and parts.sent is not None:
+            sent = self._json(unfold(parts.sent, self._raw))
+            changes["overrides"] = {**call.overrides, parts.sent_key: sent}
         if parts.prompt is not None:
             changes["prompt_token_ids"] = self._prompt(parts.prompt, parts.tail)
         if parts.choices is not None:

@@ -213,7 +213,7 @@ class Rows:
             self._next_owner += 1
             batches.append((_OWNER, [(owner, *key)]))
         packed = None
-        if part.key or part.request or part.prompt is not None or part.choices:
+        if part.key or part.request or part.prompt is not None or part.choices or part.sent_key:
             packed = encode_parts(
                 CallParts(
                     part.key,
@@ -222,6 +222,8 @@ class Rows:
                     None if part.prompt is None else blocks.fold(part.prompt, owner),
                     part.tail,
                     part.choices,
+                    part.sent_key,
+                    blocks.fold(part.sent, owner) if part.sent_key else None,
                 )
             )
         new = blocks.take()

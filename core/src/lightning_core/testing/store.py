@@ -24,7 +24,16 @@ from lightning_core.reward import Reward, RewardScope
 from lightning_core.rollout import Attempt, Cause, Rollout, RolloutStatus
 from lightning_core.store.base import Store
 from lightning_core.task import Task
-from lightning_core.trace import Call, CallError, CallErrorKind, Choice, Span, SpanKind, Try
+from lightning_core.trace import (
+    Call,
+    CallError,
+    CallErrorKind,
+    Choice,
+    Span,
+    SpanKind,
+    StrategyUse,
+    Try,
+)
 
 
 def make_rollout(id_: str = "r", **fields: Any) -> Rollout:
@@ -240,7 +249,12 @@ class StoreConformance(ABC):
             agent="writer",
             node="write",
             labels={"a": "b"},
-            overrides={"temperature": 1.0, "top_p": None},
+            overrides={
+                "temperature": 1.0,
+                "top_p": None,
+                "messages": [{"role": "user", "content": "é"}],
+            },
+            strategy=StrategyUse(digest="d", applied=("write",), unmatched=2, left_out=("model",)),
             choices=(
                 Choice(message={"content": "é"}, token_ids=(1, 2), logprobs=(-0.1, -math.inf)),
                 Choice(index=1, message={"content": None}, token_ids=(), logprobs=()),
@@ -277,8 +291,32 @@ class StoreConformance(ABC):
         await store.put(make_call(request=request_))
         assert [call.request for call in await store.calls("r.1")] == [request_]
 
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            {"messages": None},
+            {"messages": []},
+            {"messages": [{}], "prompt": "x"},
+            {"messages": [{"role": "user", "content": "question c"}]},
+            {"messages": ["a", {}]},
+            {"input": [{"role": "user", "content": "é" * 300}], "model": None},
+            {"prompt": ["a", "b" * 400]},
+        ],
+        ids=lambda overrides: ",".join(map(str, overrides)),
+    )
+    async def test_what_went_upstream_comes_back_beside_what_the_agent_sent(
+        self, store: Store, overrides: dict[str, Any]
+    ) -> None:
+        """In every form, with and without a request to share messages with."""
+        calls = [
+            make_call(overrides=overrides),
+            make_call("e", index=1, request={}, overrides=overrides),
+        ]
+        await store.put(*calls)
+        assert await store.calls("r.1") == calls
+
     async def test_conversations_that_grow_slide_and_branch_come_back(self, store: Store) -> None:
-        """Whatever is shared inside, each call has its own messages and token ids."""
+        """Whatever is shared inside, each call has its own messages and token ids, sent and overridden."""
         said = [{"role": "user", "content": f"message {n}"} for n in range(120)]
         ids = tuple(n * 7 % 50_000 for n in range(6000))
         calls: list[Call] = []
@@ -293,6 +331,7 @@ class StoreConformance(ABC):
                         f"{kind}{turn}",
                         index=len(calls),
                         request={"messages": messages, "model": kind},
+                        overrides={"messages": [said[119], *messages]} if kind != "slide" else {},
                         prompt_token_ids=ids[: turn * 150] if kind == "grow" else ids[turn:][:700],
                     )
                 )
@@ -344,12 +383,13 @@ class StoreConformance(ABC):
     ) -> None:
         """Even where two rollouts share messages and token ids."""
         shared = {"messages": [{"role": "system", "content": "same " * 100}], "model": "m"}
+        sent = {"messages": [{"role": "system", "content": "other " * 100}]}
         ids = tuple(range(1000))
         for id_ in ("r1", "r2"):
             await store.put(
                 make_rollout(id_),
                 make_attempt(id_),
-                make_call(id_, id_, request=shared, prompt_token_ids=ids),
+                make_call(id_, id_, request=shared, overrides=sent, prompt_token_ids=ids),
                 Span(id="s", attempt_id=f"{id_}.1", kind=SpanKind.NODE, name="n"),
             )
             await store.put_rewards(id_, [Reward(value=1.0)])
@@ -365,7 +405,13 @@ class StoreConformance(ABC):
     async def test_what_was_deleted_can_be_put_again(self, store: Store) -> None:
         """The store does not believe that it still has what it deleted."""
         calls = [
-            make_call(f"c{n}", index=n, prompt_token_ids=tuple(range(n * 300))) for n in range(40)
+            make_call(
+                f"c{n}",
+                index=n,
+                prompt_token_ids=tuple(range(n * 300)),
+                overrides={"messages": [{"role": "user", "content": f"{n % 7}"}] * n},
+            )
+            for n in range(40)
         ]
         for _ in range(3):
             await store.put(make_rollout(), make_attempt(), *calls)

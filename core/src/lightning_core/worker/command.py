@@ -103,7 +103,7 @@ class CommandExecutor(Executor):
     ) -> ProcessExecution:
         lease = job.lease
         environment = child_environment(
-            os.environ,
+            {name: value for name, value in os.environ.items() if name != variables.STRATEGY},
             gateway=job.gateway,
             session=lease.session,
             attempt=lease.attempt.id,
@@ -111,6 +111,7 @@ class CommandExecutor(Executor):
             adapters=self._adapters,
             base_url=lease.base_url,
             set_key=job.own_model,
+            strategy=job.write_strategy(folder),
         )
         process = await SupervisedProcess.start(
             argv,

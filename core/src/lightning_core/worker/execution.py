@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -42,6 +43,14 @@ class Job(msgspec.Struct, frozen=True):
     def own_model(self) -> bool:
         """Whether the gateway sends model calls to the run's model, so that a key of the user's is not needed."""
         return self.lease.rollout.mode is not Mode.OBSERVE
+
+    def write_strategy(self, folder: Path) -> str | None:
+        """Put the strategy into a file of `folder`, for processes to read; its path. None where there is none."""
+        if self.lease.strategy is None:
+            return None
+        file = folder / "strategy.json"
+        file.write_bytes(self.lease.strategy.to_json())
+        return str(file)
 
     def context(self) -> RolloutContext:
         """What the adapter may know."""

@@ -8,12 +8,18 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from lightning_core.adapter import Adapter
 from lightning_core.instrument import ListSink, Scope, attempt, instrument
+from lightning_core.instrument.declaring import telling
 from lightning_core.rollout import Cause
+from lightning_core.slots import using
+from lightning_core.strategy import Strategy
 from lightning_core.worker.adapters import child_adapters
 from lightning_core.worker.execution import (
     END_SECONDS,
@@ -270,16 +276,8 @@ class _InProcessExecution(Execution):
     async def _run(self) -> Outcome:
         owner, lease = self._owner, self.job.lease
         TRACKER.set(self._tracker)
-        scope = Scope(
-            gateway=self.job.gateway,
-            session=lease.session,
-            attempt=lease.attempt.id,
-            sink=self._sink,
-            adapters=owner.triggers,
-            set_key=self.job.own_model,
-        )
         try:
-            with attempt(scope):
+            with self._entered():
                 output = await owner.adapter.run(owner.agent, lease.task, self.job.context())
             return Outcome(cause=Cause.SUCCESS, output=to_json(output, limit=owner.output_limit))
         except OutputError as error:
@@ -290,3 +288,27 @@ class _InProcessExecution(Execution):
             return raised(error)
         except BaseException as error:  # An agent may raise anything, SystemExit included.
             return raised(error)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """The attempt and its strategy around what is inside."""
+        lease = self.job.lease
+        strategy = lease.strategy or Strategy()
+        with ExitStack() as stack:
+            file = None
+            if not strategy.is_empty:
+                # For child processes; one that outlives the attempt keeps nothing alive.
+                folder = TemporaryDirectory(prefix="lightning-core-", ignore_cleanup_errors=True)
+                file = self.job.write_strategy(Path(stack.enter_context(folder)))
+            scope = Scope(
+                gateway=self.job.gateway,
+                session=lease.session,
+                attempt=lease.attempt.id,
+                sink=self._sink,
+                adapters=self._owner.triggers,
+                set_key=self.job.own_model,
+                strategy=file,
+            )
+            stack.enter_context(attempt(scope))
+            stack.enter_context(using(strategy, telling(strategy)))
+            yield

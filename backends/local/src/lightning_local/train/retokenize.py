@@ -51,7 +51,7 @@ def _with_ids(call: Call, template: ChatTemplate, tokenizer: Any) -> Call | None
         return None
     tools = call.request.get("tools")
     try:
-        prompt = template.encode(call.messages, tools if isinstance(tools, list) else [])
+        prompt = template.encode(call.sent_messages, tools if isinstance(tools, list) else [])
     except BadRequest:
         return None  # The step's report counts it among the calls without ids.
     choices = []

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from lightning_core.capability import Capability
 from lightning_core.gateway.sse import StreamFilter
 from lightning_core.sampling import SamplingPolicy
+from lightning_core.strategy import ModelChoice
 from lightning_core.trace import Choice
 
 Fields = dict[str, msgspec.Raw]
 """A JSON object whose values are still bytes: only what must be changed is decoded."""
+LEADING = frozenset({"system", "developer"})
+"""The roles of messages that tell the model what it is."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +31,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What the upstream gives beside the plain format, and is asked for."""
     index: int = 0
     """What is added to the seed: the call's index in the attempt, and a number of the rollout's own."""
+    prompt: Mapping[str, msgspec.Raw] = {}
+    """What a strategy made of the prompt, by field."""
+    choice: ModelChoice | None = None
+    """What a strategy says of model and sampling, which goes before all else; None says nothing."""
     stream_usage: bool = True
     """Whether streams are asked for their token counts."""
 
@@ -37,7 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """The body to send."""
     overrides: dict[str, Any] = {}
-    """What differs from the agent's body; None marks a field that was taken out."""
+    """What differs from the agent's body; None marks a field that was taken out. A strategy's prompt is still bytes."""
     stream: bool = False
     """Whether the agent asked for a stream."""
     remake: bool = False
@@ -69,6 +77,19 @@ class Reply(msgspec.Struct, kw_only=True):
     """What the upstream said went wrong within a reply that began with success."""
 
 
+class Rewriter(Protocol):
+    """What replaces the texts of one request's prompt."""
+
+    def looks_at(self, role: str) -> bool:
+        """Whether it is to be asked of texts of this role."""
+
+    def text(self, role: str, text: str) -> str | None:
+        """What a text is replaced by; None leaves it."""
+
+    def examples(self) -> Sequence[msgspec.Raw]:
+        """Messages that belong before the first that is no `LEADING` one; to be asked for after all texts."""
+
+
 class Dialect(ABC):
     """One wire format. Stateless; chosen by the end of the path.
 
@@ -86,6 +107,8 @@ class Dialect(ABC):
     """Whether the policy answers it in train and val mode; else it goes where the agent meant it to go."""
     terminator: ClassVar[bytes] = b"[DONE]"
     """What the last event of a stream holds."""
+    takes_examples: ClassVar[bool] = True
+    """Whether messages can be put into its prompt."""
 
     @abstractmethod
     def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
@@ -94,6 +117,11 @@ class Dialect(ABC):
         Raises:
             msgspec.DecodeError: a field that must be changed is not of the format.
         """
+
+    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw] | None:
+        """The fields that a rewritten prompt changes; empty where it changes nothing, or is not of the format. None where
+        the format has no prompt."""
+        return None
 
     @abstractmethod
     def read(self, body: bytes) -> Reply:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from lightning_core.gateway.dialects.base import Fields, Rewriter
 from lightning_core.gateway.dialects.sampled import SampledDialect
 
 
@@ -16,6 +19,7 @@ class CompletionsDialect(SampledDialect):
     object_name = "text_completion"
     max_token_fields = ("max_tokens",)
     ask_logprobs = 1
+    takes_examples = False
 
     def asked_logprobs(self, value: Any) -> bool:
         """See `SampledDialect.asked_logprobs`."""
@@ -38,3 +42,19 @@ class CompletionsDialect(SampledDialect):
         extras = {key: value for key, value in choice.items() if key != "finish_reason"}
         yield {**extras, "text": self.message_of(choice)["text"]}
         yield {"text": "", "logprobs": None, "finish_reason": choice.get("finish_reason")}
+
+    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
+        """See `Dialect.rewrite`. The prompt, or each of several, is a user's text."""
+        if not rewriter.looks_at("user"):
+            return {}
+        try:
+            prompt = msgspec.json.decode(fields.get("prompt", b"null"))
+        except msgspec.DecodeError:
+            return {}
+        prompts = prompt if isinstance(prompt, list) else [prompt]
+        made = [rewriter.text("user", each) if isinstance(each, str) else None for each in prompts]
+        if made.count(None) == len(made):
+            return {}
+        texts = [old if new is None else new for old, new in zip(prompts, made, strict=True)]
+        sent = texts if isinstance(prompt, list) else texts[0]
+        return {"prompt": msgspec.Raw(msgspec.json.encode(sent))}

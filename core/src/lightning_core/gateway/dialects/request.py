@@ -8,6 +8,7 @@ import msgspec
 
 from lightning_core.gateway.dialects.base import Fields
 from lightning_core.sampling import SAMPLING_FIELDS, SamplingPolicy
+from lightning_core.strategy import ModelChoice
 
 
 def sampling_changes(fields: Fields, policy: SamplingPolicy, index: int) -> dict[str, Any]:
@@ -58,3 +59,19 @@ def max_token_changes(
         if not isinstance(asked, int) or asked > bound:
             changes[name] = bound
     return changes if sent else {names[-1]: bound}
+
+
+def chosen_changes(fields: Fields, choice: ModelChoice, names: tuple[str, ...]) -> dict[str, Any]:
+    """The model and sampling that a strategy chooses.
+
+    Args:
+        fields: the agent's request.
+        choice: what it chooses.
+        names: the format's fields for the bound on tokens; the last one is added where the agent sent none.
+    """
+    chosen = {"model": choice.model, "temperature": choice.temperature, "top_p": choice.top_p}
+    changes: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    if choice.max_tokens is not None:
+        sent = [name for name in names if bytes(fields.get(name, b"null")) != b"null"]
+        changes |= dict.fromkeys(sent or names[-1:], choice.max_tokens)
+    return changes

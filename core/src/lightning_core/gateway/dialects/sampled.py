@@ -13,7 +13,11 @@ from lightning_core.capability import Capability
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.assembly import MISALIGNED, Assembly, EventChoice, make_choice
 from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Reply, Terms
-from lightning_core.gateway.dialects.request import max_token_changes, sampling_changes
+from lightning_core.gateway.dialects.request import (
+    chosen_changes,
+    max_token_changes,
+    sampling_changes,
+)
 from lightning_core.gateway.sse import StreamFilter, data_of, payloads
 from lightning_core.trace import Choice
 
@@ -106,6 +110,9 @@ class SampledDialect(Dialect):
         if terms.sampling is not None:
             changes |= sampling_changes(fields, terms.sampling, terms.index)
             changes |= max_token_changes(fields, terms.sampling, self.max_token_fields)
+        if terms.choice is not None:
+            changes |= chosen_changes(fields, terms.choice, self.max_token_fields)
+        changes |= terms.prompt
         if Capability.TOKEN_IDS in terms.capabilities:
             hide_ids = bytes(fields.get("return_token_ids", b"")) != b"true"
             if hide_ids:

@@ -1,0 +1,162 @@
+"""Applying a strategy to calls: its templates are read once, and a call is changed only where it matches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from lightning_core.gateway.dialects.base import LEADING, Dialect, Fields
+from lightning_core.strategy import ModelChoice, PromptTemplate, Strategy
+from lightning_core.template import Misfit, Template
+from lightning_core.trace import StrategyUse
+
+_ALL_OTHERS = "*"
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy changes in one call."""
+
+    prompt: Mapping[str, msgspec.Raw] = {}
+    """Fields of the request with the prompt as it goes upstream; empty where it stays."""
+    choice: ModelChoice | None = None
+    """Which model answers, and how it is sampled."""
+    use: StrategyUse | None = None
+    """What of it the record says."""
+
+    def without_model(self) -> Applied:
+        """The same for a path that names the model itself."""
+        if self.use is None or self.choice is None or self.choice.model is None:
+            return self
+        return Applied(
+            prompt=self.prompt,
+            choice=msgspec.structs.replace(self.choice, model=None),
+            use=msgspec.structs.replace(self.use, left_out=(*self.use.left_out, "model")),
+        )
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    """A template, ready to be applied."""
+
+    name: str
+    original: Template
+    template: Template
+    examples: tuple[tuple[bytes, ...], ...]
+
+
+class CompiledStrategy:
+    """A strategy, ready to be applied to any number of calls. Immutable."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        """
+        Args:
+            strategy: what is applied. Prompts without `original` are the agent's own to read.
+
+        Raises:
+            UsageError: a template cannot be read.
+        """
+        self.strategy = strategy
+        """What it was made of."""
+        self.digest = strategy.digest
+        """The strategy's digest."""
+        # Where several templates match, the one with the most constant text is meant; then by name, so that strategies of
+        # one digest do the same.
+        every = sorted(
+            strategy.prompt_templates.items(),
+            key=lambda item: (-sum(map(len, Template(item[1].original).pieces)), item[0]),
+        )
+        found = {name: template for name, template in every if template.original}
+        slots = {name: _compiled(name, template) for name, template in found.items()}
+        labels = dict.fromkeys(template.label for template in found.values())
+        self._by_label = {
+            label: _by_role(
+                # Those of the very label go first.
+                [(found[name].role, slots[name]) for own in dict.fromkeys((label, "")) for name in found
+                 if found[name].label == own]
+            )
+            for label in ("", *labels)
+        }  # fmt: skip
+
+    def slots(self, label: str) -> list[str]:
+        """The names of the slots that calls of `label` may match."""
+        by_role = self._by_label.get(label) or self._by_label[""]
+        return [slot.name for slots in by_role.values() for slot in slots]
+
+    def apply(self, dialect: Dialect, fields: Fields, label: str, *, chooses: bool) -> Applied:
+        """What it changes in a call, which stays as it is; nothing where the format has no prompt.
+
+        Args:
+            dialect: the call's format.
+            fields: its body.
+            label: its node, else its agent, else an empty string.
+            chooses: whether `models` counts; where the run's sampling policy rules, it does not.
+        """
+        rewriting = _Rewriting(self._by_label.get(label) or self._by_label[""])
+        prompt = dialect.rewrite(fields, rewriting)
+        if prompt is None:
+            return Applied()
+        models = self.strategy.models
+        key = label if label in models else _ALL_OTHERS
+        choice = models.get(key) if chooses else None
+        lost = bool(rewriting.examples()) and not dialect.takes_examples
+        use = StrategyUse(
+            digest=self.digest,
+            applied=tuple(rewriting.applied),
+            ambiguous=tuple(rewriting.ambiguous),
+            unmatched=rewriting.unmatched,
+            model=None if choice is None else key,
+            left_out=("demonstrations",) if lost else (),
+        )
+        return Applied(prompt=prompt, choice=choice, use=use)
+
+
+class _Rewriting:
+    """One call's prompt on its way through a strategy; see `Rewriter`."""
+
+    def __init__(self, slots: Mapping[str, Sequence[_Slot]]) -> None:
+        self._slots = slots
+        # In order, each once.
+        self.applied: dict[str, _Slot] = {}
+        self.ambiguous: dict[str, None] = {}
+        self.unmatched = 0
+
+    def looks_at(self, role: str) -> bool:
+        """See `Rewriter.looks_at`."""
+        return role in self._slots or role in LEADING
+
+    def text(self, role: str, text: str) -> str | None:
+        """See `Rewriter.text`."""
+        ambiguous = []
+        for slot in self._slots.get(role, ()):
+            found = slot.original.match(text)
+            if found is Misfit.AMBIGUOUS:
+                ambiguous.append(slot.name)
+            elif not isinstance(found, Misfit):
+                self.applied[slot.name] = slot
+                filled = slot.template.fill(found)
+                return None if filled == text else filled
+        self.ambiguous.update(dict.fromkeys(ambiguous))
+        self.unmatched += role in LEADING
+        return None
+
+    def examples(self) -> list[msgspec.Raw]:
+        """See `Rewriter.examples`."""
+        # Slots may have some in common.
+        slots = self.applied.values()
+        every = dict.fromkeys(example for slot in slots for example in slot.examples)
+        return [msgspec.Raw(message) for example in every for message in example]
+
+
+def _compiled(name: str, template: PromptTemplate) -> _Slot:
+    examples = tuple(
+        tuple(msgspec.json.encode(message) for message in demonstration)
+        for demonstration in template.demonstrations
+    )
+    return _Slot(name, Template(template.original), Template(template.template), examples)
+
+
+def _by_role(slots: Sequence[tuple[str, _Slot]]) -> dict[str, list[_Slot]]:
+    found: dict[str, list[_Slot]] = {}
+    for role, slot in slots:
+        found.setdefault(role, []).append(slot)
+    return found

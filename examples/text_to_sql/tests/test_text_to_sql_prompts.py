@@ -1,0 +1,106 @@
+"""The agent's prompts, found in nothing but its traffic, are those of `agent.py`."""
+
+import pytest
+
+import lightning_core as lc
+from lightning_core.prompts import find_prompts
+from lightning_core.template import Template
+from lightning_core.testing.scripted import ScriptedServer
+
+REVIEWS = (
+    "The join is missing, so rows come twice.\nVERDICT: INCORRECT",
+    "```sql\nSELECT 1\n```\nwould be as good: nothing was asked of that column.\nVERDICT: INCORRECT",
+    "条件不对。",  # no verdict approves nothing
+    "VERDICT: CORRECT",
+)
+WRONG = ("SELECT name FROM nothing", "WITH t AS (SELECT 1) SELECT * FROM t", "VALUES (1, 'a\nb')")
+
+
+@pytest.fixture(scope="module")
+def traces(example, made, tmp_path_factory):
+    """The traces of a run on all questions: a scripted model, often wrong, in words that differ."""
+    tasks = [*lc.load_tasks(made / "train.jsonl"), *lc.load_tasks(made / "val.jsonl")]
+    known = {task.input["question"]: (number, task) for number, task in enumerate(tasks)}
+
+    def reply(request):
+        if not request.messages:
+            return None  # the list of models
+        system, prompt = (message["content"] for message in request.messages)
+        question = prompt.removeprefix("Question: ").partition("\nQuery:\n")[0]
+        number, task = known[question]
+        if system.startswith("You check"):
+            return REVIEWS[number % 4] if "SELECT" in prompt else REVIEWS[(number + 1) % 4]
+        query = WRONG[number // 3 % 3] if number % 3 else task.expected["query"]
+        return f"```sql\n{query}\n```"
+
+    with ScriptedServer.in_thread() as server:
+        server.respond(reply)
+        result = lc.run_sync(
+            example.agent.graph,
+            tasks,
+            reward=example.agent.score,
+            model=server.base_url,
+            runs=tmp_path_factory.mktemp("runs"),
+        )
+    assert result.causes == {lc.Cause.SUCCESS: len(tasks)}
+    return result.traces
+
+
+@pytest.fixture(scope="module")
+def found(traces):
+    return {prompt.name: prompt for prompt in find_prompts(traces).prompts}
+
+
+def test_each_prompt_is_found_once_and_nothing_else(found, example):
+    agent = example.agent
+    expected = {
+        "write_query.system": (agent.WRITE, ["schema"]),
+        "write_query.user": ("Question: {question}", ["question"]),
+        "check_query.system": (agent.CHECK, ["schema"]),
+        "check_query.user": (agent.ATTEMPT, ["question", "query", "result"]),
+        "rewrite_query.system": (agent.REWRITE, ["schema"]),
+        "rewrite_query.user": (
+            agent.ATTEMPT + "\nReview:\n{feedback}",
+            ["question", "query", "result", "review"],
+        ),
+    }
+    assert set(found) == set(expected)
+    for name, (source, holes) in expected.items():
+        template = found[name].parsed
+        assert list(template.places) == holes, name
+        assert template.pieces == Template(source).pieces, name
+        assert (found[name].label, found[name].role) == tuple(name.split("."))
+        assert not found[name].is_input
+
+
+def test_what_filled_each_hole_is_what_the_agent_filled_in(found, traces):
+    schema = {trace.task.id: trace.output["schema"] for trace in traces}
+    for trace in traces:
+        for call in trace.calls:
+            system, user = (message["content"] for message in call.messages)
+            assert found[f"{call.node}.system"].parsed.match(system) == {
+                "schema": schema[trace.task.id]
+            }
+            values = found[f"{call.node}.user"].parsed.match(user)
+            assert values["question"] == trace.task.input["question"]
+            if "query" in values:
+                assert f"```sql\n{values['query']}\n```\nResult:\n{values['result']}" in user
+
+
+def test_where_each_prompt_is_used_and_how_sure_that_is(found, traces):
+    calls = [call for trace in traces for call in trace.calls]
+    for name, prompt in found.items():
+        used = [call for call in calls if call.node == prompt.label]
+        assert prompt.calls == len(used), name
+        assert prompt.speakers == tuple(sorted({f"{call.agent}/{call.node}" for call in used}))
+        assert prompt.tasks == len({call.rollout_id for call in used})
+    assert found["write_query.user"].values == {"question": 60}
+    assert found["write_query.user"].confidence > 0.95
+    assert found["check_query.user"].confidence > 0.9
+    assert found["write_query.system"].values == {"schema": 3}
+    assert 0.2 < found["write_query.system"].confidence < 0.9  # there are but three schemas
+
+
+def test_other_halves_of_the_traffic_give_the_same_fingerprint(traces):
+    halves = [find_prompts(traces[start::2]) for start in (0, 1)]
+    assert halves[0].fingerprint == halves[1].fingerprint == find_prompts(traces).fingerprint
