@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := core/src plugins/langgraph/src backends/local/src backends/verl/src
-PACKAGES := -e core[parquet,uvloop] -e plugins/langgraph[instruments] -e backends/local -e backends/verl
+SOURCES := core/src plugins/langgraph/src backends/local/src backends/prompt/src backends/verl/src
+PACKAGES := -e core[parquet,uvloop] -e plugins/langgraph[instruments] -e backends/local -e backends/prompt -e backends/verl
 VERL_VENV ?= .venv-verl
 VERL_PYTHON := $(VERL_VENV)/bin/python
 # Where verl's environment can be made, and so its tests run; elsewhere they are skipped, and say so.
@@ -12,14 +12,14 @@ HAS_VERL := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (p.s
 VERL_TESTED := $(if $(HAS_VERL),verl-env)
 TESTED := LIGHTNING_CORE_VERL_PYTHON=$(if $(HAS_VERL),$(abspath $(VERL_PYTHON))) $(BIN)/python -m pytest
 
-.PHONY: help install demo lint format types test test-fast docs-check bench bench-peers verl-env verl-cpu clean
+.PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers verl-env verl-cpu clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(VENV)/.installed ## Make the virtual environment and install every package in it
 
-$(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plugins/langgraph/pyproject.toml backends/local/pyproject.toml backends/verl/pyproject.toml
+$(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plugins/langgraph/pyproject.toml backends/local/pyproject.toml backends/prompt/pyproject.toml backends/verl/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade pip
 	$(PIP) install -q -c constraints.txt -r requirements-dev.txt $(PACKAGES)
@@ -34,6 +34,16 @@ demo: install ## An unmodified LangGraph agent learns by reinforcement on this m
 		--reward examples/order_lookup/agent.py:score \
 		--model smollm2 --temperature 0.8 --max-tokens 8 --steps 30
 	$(BIN)/lightning-core show last short-1:val-30
+
+E := examples/tool_calls
+demo-prompt: install ## An unmodified LangGraph agent gets better by demonstrations alone, and another one does not: before and after
+	$(BIN)/python $E/tasks.py
+	$(BIN)/lightning-core optimize $E/agent.py:graph --reward $E/scoring.py:score \
+		--tasks $E/data/train.jsonl --val $E/data/val.jsonl --val-by wording \
+		--backend prompt --model smollm2 --max-tokens 12 --budget "700 rollouts" --set demonstrations=expected
+	$(BIN)/lightning-core optimize $E/refunds.py:graph --reward $E/refunds.py:score \
+		--tasks $E/data/refunds_train.jsonl --val $E/data/refunds_val.jsonl --val-by wording \
+		--backend prompt --model smollm2 --max-tokens 4 --budget "500 rollouts" --set demonstrations=expected
 
 lint: install ## Check style and format
 	$(BIN)/ruff check .
