@@ -181,14 +181,19 @@ def test_what_had_ended_before_the_kill_is_not_run_again_and_counts_in_its_step(
 def test_the_late_are_cancelled_the_broken_are_counted_and_the_rest_is_learnt_from(folder, killed):
     traces = read_traces(str(folder.path / "runs/killed")).traces
     causes = Counter((trace.task.id, trace.attempt.cause) for trace in traces)
-    assert causes == {
-        ("t0", Cause.SUCCESS): 6, ("t1", Cause.CANCELLED): 6, ("t2", Cause.AGENT_ERROR): 6,
-    }  # fmt: skip
+    # Those that hung as the run was killed may be told to be lost before they are cancelled.
+    late = {
+        Cause.CANCELLED: causes.pop(("t1", Cause.CANCELLED)),
+        Cause.LOST: causes.pop(("t1", Cause.LOST), 0),
+    }
+    assert causes == {("t0", Cause.SUCCESS): 6, ("t2", Cause.AGENT_ERROR): 6}
+    assert sum(late.values()) == 6
+    assert late[Cause.LOST] in (0, 1, 2)
     # Two random rewards may be equal.
     assert any(line["update/grad_norm"] > 0 for line in folder.steps("killed"))
     for line in folder.steps("killed"):
         assert (line["rollouts/scored"], line["failures/agent_error"]) == (2, 2)
-        assert line["failures/cancelled"] == 2
+        assert line.get("failures/cancelled", 0) + line.get("failures/lost", 0) == 2
         assert line["verl/training/rollout_probs_diff_mean"] < 1e-5
         # The weights of rollout correction: vLLM and the trainer agree, so they are 1.
         (mean,) = {v for k, v in line.items() if re.search(r"rollout_is_mean$", k)}
