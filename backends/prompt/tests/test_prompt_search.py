@@ -233,3 +233,59 @@ def test_a_search_that_is_killed_again_and_again_comes_to_the_same_and_pays_for_
     lines = RunFolder(path / "runs/broken").lines()
     steps = [line["step"] for line in lines if "strategy" in line]
     assert steps == sorted(set(steps))
+
+
+async def test_a_model_is_chosen_by_its_quality_and_by_its_price_where_that_is_weighed(project):
+    path, server = project
+
+    def answer(request):
+        asked = request.json["messages"][-1]["content"]
+        right = {"good": True, "cheap": int(re.sub(r"\D", "", asked)) % 8 != 0}
+        return Text(asked.upper() if right.get(request.json["model"], False) else asked)
+
+    server.respond(answer)
+    options = {"demonstrations": "none", "prices": "good=9000,9000 cheap=1,1 any=1,1"}
+    for name, weight, chosen in (("best", "0", "good"), ("worth", "1", "cheap")):
+        await search(
+            name,
+            budget="400 rollouts",
+            models=("cheap", "good"),
+            options=options | {"cost_weight": weight},
+        )
+        strategy = Strategy.load(path / f"runs/{name}/strategy.json")
+        assert {label: each.model for label, each in strategy.models.items()} == {"*": chosen}
+
+
+async def test_an_unchanged_program_is_as_good_with_the_server_s_address_alone(project):
+    path, server = project
+    await search("shown", budget="400 rollouts")
+    # As where an adapter has labelled the calls of the search.
+    strategy = json.loads((path / "runs/shown/strategy.json").read_text())
+    for prompt in strategy["prompt_templates"].values():
+        prompt["label"] = "node"
+    (path / "labelled.json").write_text(json.dumps(strategy))
+    program = "from agent import agent; print(agent('wordx61'))"
+
+    def said(base_url):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"OPENAI_BASE_URL": base_url}, text=True,
+            capture_output=True, check=True, cwd=path,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    assert said(server.base_url) == "Sure! wordx61 is a nice word."
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "lightning_core.cli", "serve", "--port", "0", "--strategy", "labelled.json", "--upstream",
+         server.base_url],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        for line in serving.stdout:
+            if (found := re.search(r"OPENAI_BASE_URL=(\S+)", line)) is not None:
+                assert said(found[1]) == "WORDX61"
+                break
+        else:
+            pytest.fail("it told no address")
+    finally:
+        serving.send_signal(signal.SIGINT)
+        serving.communicate(timeout=60)

@@ -109,7 +109,8 @@ class PromptTemplate(
     role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_ROLES)})] = "system"
     """The role of the message: `system`, `developer` or `user`; for text completions `user`."""
     label: str = ""
-    """The node, or else the agent, whose calls have it; empty is any."""
+    """The node, or else the agent, whose calls have it; empty is any. Calls without a label, as of a program that no adapter
+    watches, go by their text alone."""
     demonstrations: tuple[
         Annotated[tuple[Message, ...], msgspec.Meta(extra_json_schema=_PAIR)], ...
     ] = ()

@@ -67,19 +67,21 @@ class CompiledStrategy:
         )
         found = {name: template for name, template in every if template.original}
         slots = {name: _compiled(name, template) for name, template in found.items()}
-        labels = dict.fromkeys(template.label for template in found.values())
-        self._by_label = {
-            label: _by_role(
-                # Those of the very label go first.
-                [(found[name].role, slots[name]) for own in dict.fromkeys((label, "")) for name in found
+        labels = {template.label for template in found.values()} - {""}
+
+        def of(*labels: str) -> dict[str, list[_Slot]]:
+            return _by_role(
+                [(found[name].role, slots[name]) for own in labels for name in found
                  if found[name].label == own]
-            )
-            for label in ("", *labels)
-        }  # fmt: skip
+            )  # fmt: skip
+
+        self._others = of("")
+        # Those of the very label go first. A call without a label, as of a program that no adapter watches, may be anyone's.
+        self._by_label = {label: of(label, "") for label in labels} | {"": of("", *sorted(labels))}
 
     def slots(self, label: str) -> list[str]:
         """The names of the slots that calls of `label` may match."""
-        by_role = self._by_label.get(label) or self._by_label[""]
+        by_role = self._by_label.get(label, self._others)
         return [slot.name for slots in by_role.values() for slot in slots]
 
     def apply(self, dialect: Dialect, fields: Fields, label: str, *, chooses: bool) -> Applied:
@@ -91,7 +93,7 @@ class CompiledStrategy:
             label: its node, else its agent, else an empty string.
             chooses: whether `models` counts; where the run's sampling policy rules, it does not.
         """
-        rewriting = _Rewriting(self._by_label.get(label) or self._by_label[""])
+        rewriting = _Rewriting(self._by_label.get(label, self._others))
         prompt = dialect.rewrite(fields, rewriting)
         if prompt is None:
             return Applied()
