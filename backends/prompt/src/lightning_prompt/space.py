@@ -18,6 +18,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: tuple[Prompt, ...] = ()
     """The prompts found in the agent's traffic, of the labels that are asked for."""
+    every: tuple[Prompt, ...] = ()
+    """All prompts that were found."""
     fingerprint: str = ""
     """The agent's, by its prompts."""
 
@@ -71,7 +73,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             slot.name: PromptTemplate(
                 template=slot.template, original=slot.template, role=slot.role, label=slot.label
             )
-            for slot in self.prompts
+            for slot in self.every
             if not slot.is_input
         }
         return msgspec.structs.replace(
@@ -100,7 +102,7 @@ def space_of(prompts: Prompts, agents: str | None) -> Space:
     chosen = tuple(
         slot for slot in prompts.prompts if wanted is None or wanted.fullmatch(slot.label)
     )
-    return Space(prompts=chosen, fingerprint=prompts.fingerprint)
+    return Space(prompts=chosen, every=prompts.prompts, fingerprint=prompts.fingerprint)
 
 
 def texts_of(strategy: Strategy) -> dict[str, str]:
