@@ -38,6 +38,18 @@ def agent(word):
     return reply.choices[0].message.content
 
 
+def reading(word):
+    """Reads its prompt by name."""
+    reply = OpenAI().chat.completions.create(
+        model="any",
+        messages=[
+            {"role": "system", "content": strategy.prompt("manner", default="You are a helpful assistant.").format()},
+            {"role": "user", "content": word},
+        ],
+    )
+    return reply.choices[0].message.content
+
+
 def ruled(word):
     """Asks as often as the rule says, and says how."""
     tries = strategy.rule("tries", default=1, low=1, high=4)
@@ -147,6 +159,18 @@ async def test_prompts_are_rewritten_by_reflection(project):
     strategy = Strategy.load(path / "runs/reflected/strategy.json")
     (prompt,) = strategy.prompt_templates.values()
     assert prompt.template == 'Answer with the word in CAPITALS, as {{"json": false}}.'
+
+
+async def test_a_prompt_that_the_code_reads_by_name_is_rewritten_there(project):
+    path, server = project
+    result = await search(
+        "read", "agent.py:reading", budget="400 rollouts, 20 proposals", options={"demonstrations": "none"},
+        reflection_model=f"reflector@{server.base_url}",
+    )  # fmt: skip
+    assert result.artifact.metrics["val"]["after"] == 1.0
+    prompt = Strategy.load(path / "runs/read/strategy.json").prompt_templates["manner"]
+    assert prompt.original == ""
+    assert "CAPITALS" in prompt.template
 
 
 async def test_rules_and_choices_that_the_code_reads_are_searched(project):

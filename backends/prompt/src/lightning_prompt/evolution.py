@@ -134,14 +134,14 @@ class Evolution:
 
     def reflective(self, slot: str, traces: Sequence[Trace]) -> list[dict[str, Any]]:
         """What the reflection model is shown of a prompt's calls: what was put in, what was said, how it was scored."""
-        (found,) = (each for each in self._space.prompts if each.name == slot)
+        found = self._space.seen(slot)
         records = []
         for trace in traces:
             for call in trace.calls:
-                if label_of(call) == found.label:
+                if found is None or label_of(call) == found.label:
                     records.append(
                         {
-                            "Inputs": _inputs(call, found.parsed),
+                            "Inputs": _inputs(call, None if found is None else found.parsed),
                             "Generated Outputs": _shortened(call.text or str(call.tool_calls)),
                             "Feedback": feedback_of(trace),
                         }
@@ -259,10 +259,10 @@ def feedback_of(trace: Trace) -> str:
     return _shortened(" ".join(parts))
 
 
-def _inputs(call: Call, template: Template) -> dict[str, str]:
-    for message in call.messages:
+def _inputs(call: Call, template: Template | None) -> dict[str, str]:
+    for message in call.messages if template is not None else ():
         content = message.get("content")
-        values = template.match(content) if isinstance(content, str) else None
+        values = template.match(content) if template and isinstance(content, str) else None
         if isinstance(values, dict) and values:
             return {name: _shortened(value) for name, value in values.items()}
     asked = [m for m in call.messages if m.get("role") == "user"]

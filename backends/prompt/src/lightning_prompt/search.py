@@ -24,6 +24,7 @@ from lightning_prompt.leader import TRIED, Leader
 from lightning_prompt.phases import Phases, Reflect
 from lightning_prompt.plan import Plan
 from lightning_prompt.plot import draw_scores
+from lightning_prompt.rules import declared_in
 from lightning_prompt.share import Share
 from lightning_prompt.space import Space, space_of
 from lightning_prompt.split import Split, split_tasks
@@ -120,7 +121,7 @@ class Search:
         await leader.told(before)
         traces = [*before.all, *(await evaluator.evaluate(original, split.learn)).all]
         prompts = find_prompts(traces)
-        self._space = space_of(prompts, self._plan.asked.train_agents)
+        self._space = space_of(prompts, declared_in(traces), self._plan.asked.train_agents)
         phases = Phases(self._plan, evaluator, leader, split, self._space, self._reflect)
         possible = phases.possible(prompts, traces)
         for number, phase in enumerate(possible):
