@@ -44,6 +44,7 @@ demo-prompt: install ## An unmodified LangGraph agent gets better by demonstrati
 	$(BIN)/lightning-core optimize $E/refunds.py:graph --reward $E/refunds.py:score \
 		--tasks $E/data/refunds_train.jsonl --val $E/data/refunds_val.jsonl --val-by wording \
 		--backend prompt --model smollm2 --max-tokens 4 --budget "500 rollouts" --set demonstrations=expected
+	@echo "Of the refunds one half is to be given: to say one word each time earns .500. That is form, and no gain."
 
 lint: install ## Check style and format
 	$(BIN)/ruff check .
