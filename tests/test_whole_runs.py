@@ -149,7 +149,7 @@ def test_sync_agents_that_hang_use_up_a_worker_and_the_next_one_goes_on(
         + "\ndef sync(question):\n    if question == 'hang':\n        time.sleep(3600)\n    return ask(question)\n"
     )
     write_tasks({"id": "hangs", "input": "hang"}, {"id": "good", "input": "hello"})
-    done = run("agents.py:sync", "--concurrency", "1", "--timeout", "2")
+    done = run("agents.py:sync", "--concurrency", "1", "--timeout", "8")
     assert done.returncode == 0, done.stderr
     causes = {task: str(trace.attempt.cause) for task, trace in traces(cli).items()}
     assert causes == {"hangs": "timeout", "good": "success"}
