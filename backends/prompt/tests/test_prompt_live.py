@@ -52,6 +52,15 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_thing_that_happen
     ]
 
 
+def test_what_a_user_should_know_stays_and_the_oldest_of_it_goes():
+    search = LiveSearch(BUDGET, console(terminal=True))
+    for number in range(6):
+        search.say(f"said {number}\x1b[2J")
+    assert [line for line in shown(search).splitlines() if "said" in line] == [
+        f"said {number}␛[2J" for number in range(2, 6)
+    ]
+
+
 def test_the_table_has_the_first_the_best_and_the_latest():
     search = LiveSearch(BUDGET, console(terminal=True))
     for number, mean in enumerate([0.3, 0.2, 0.9, *[0.4] * 20]):

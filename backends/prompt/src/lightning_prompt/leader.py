@@ -44,8 +44,7 @@ class Leader:
 
     def note(self, text: str) -> None:
         """Something that the user should know."""
-        self._live.note(text)
-        self._live.note(None)
+        self._live.say(text)
 
     def worth(self, scores: Scores) -> float | None:
         """The mean reward, less what a rollout costs where that is weighed; None where nothing is scored."""

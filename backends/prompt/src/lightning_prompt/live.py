@@ -16,6 +16,7 @@ from lightning_prompt.scored import Scored, best_of
 
 _ROWS: Final = 8
 _NAME: Final = 28
+_SAID: Final = 4
 _DIFF_LINES: Final = 8
 _LINE: Final = 96
 _STYLES: Final = {"-": "red", "+": "green"}
@@ -34,6 +35,7 @@ class LiveSearch:
         self._spent = Spent()
         self._phase = ""
         self._note: str | None = None
+        self._said: list[str] = []
         self._candidates: list[Scored] = []
         self._changes: list[Text] = []
 
@@ -45,6 +47,11 @@ class LiveSearch:
     def spend(self, spent: Spent) -> None:
         """What has been spent by now."""
         self._spent = spent
+
+    def say(self, text: str) -> None:
+        """Something that the user should know; the latest stay on the terminal."""
+        self._said.append(text)
+        self._tell(Text(shown(text)))
 
     def note(self, text: str | None) -> None:
         """What is waited for, such as the reflection model; None once it goes on."""
@@ -88,6 +95,7 @@ class LiveSearch:
                 style="bold" if candidate is best else "",
             )
         parts: list[RenderableType] = [table] if self._candidates else []
+        parts += [Text(_one_line(text, _LINE), style="dim") for text in self._said[-_SAID:]]
         parts.append(Text.assemble((_one_line(self._phase, _LINE), "bold"), "  ", self._used()))
         if self._note is not None:
             parts.append(Text(shown(self._note), style="yellow"))
