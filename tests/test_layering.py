@@ -47,9 +47,9 @@ LAYERS = {
     "learn": {"learn"},
     "prompts": {"prompts"},
     "store": {"store"},
-    "gateway": {"gateway", "store", "tokens", "wire"},
+    "gateway": {"gateway", "store", "tokens", "wire", "provider"},
     "instrument": {"instrument"},
-    "trained": {"trained", "redaction"},
+    "trained": {"trained", "redaction", "provider"},
     "server": {"server", "gateway", "store", "tokens", "wire", "children"},
     "worker": {"worker", "instrument", "agents", "client", "wire", "plugins", "children", "tokens"},
 }

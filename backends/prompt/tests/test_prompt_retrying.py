@@ -1,13 +1,11 @@
 """How long is waited before a server is asked again."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
 from lightning_core.errors import EngineError
-from lightning_prompt.retrying import Patience, retry_after
+from lightning_prompt.retrying import Patience
 
 
 @pytest.fixture
@@ -59,30 +57,3 @@ async def test_it_waits_at_least_as_long_as_it_was_asked_to_and_tells_when_it_is
     assert clock[0] >= 30.0
     patience.over()
     assert told[-1] is None
-
-
-@pytest.mark.parametrize(
-    ("text", "least", "most"),
-    [
-        ("7", 7.0, 7.0),
-        (" 0 ", 0.0, 0.0),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0, 0.0),
-        ("soon", 0.0, 0.0),
-        ("", 0.0, 0.0),
-        ("-5", 0.0, 0.0),
-        ("٣", 0.0, 0.0),
-        ("1e9", 0.0, 0.0),
-    ],
-)  # fmt: skip
-def test_seconds_of_retry_after_are_read_and_nothing_else_is(text, least, most):
-    assert least <= retry_after({"retry-after": text}) <= most
-
-
-def test_a_moment_as_retry_after_is_read_in_both_ways_to_write_it():
-    then = datetime.now(UTC) + timedelta(seconds=300)
-    for text in (format_datetime(then, usegmt=True), then.strftime("%a, %d %b %Y %H:%M:%S -0000")):
-        assert 200.0 <= retry_after({"retry-after": text}) <= 300.0
-
-
-def test_no_header_asks_for_nothing():
-    assert retry_after({}) == 0.0

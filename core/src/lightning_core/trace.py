@@ -180,6 +180,11 @@ class Call(Record, frozen=True, kw_only=True):
         return _messages({**self.request, **self.overrides})
 
     @property
+    def label(self) -> str:
+        """The node, else the agent, else an empty string: what a strategy goes by."""
+        return self.node or self.agent or ""
+
+    @property
     def text(self) -> str:
         """The first choice's text, or an empty string."""
         if not self.choices:

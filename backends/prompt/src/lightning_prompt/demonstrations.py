@@ -30,11 +30,6 @@ class Slot(msgspec.Struct, frozen=True):
     """The node or agent whose calls have it."""
 
 
-def label_of(call: Call) -> str:
-    """The node, else the agent, else nothing."""
-    return call.node or call.agent or ""
-
-
 def best_traces(traces: Iterable[Trace]) -> list[Trace]:
     """Of each task the trace with the highest reward, where that is the highest of all and higher than the lowest.
 
@@ -63,7 +58,7 @@ def pools_from_traces(
     found: dict[str, list[Demonstration]] = {slot.name: [] for slot in slots}
     for trace in best_traces(traces):
         for slot in slots:
-            call = next((c for c in trace.calls if label_of(c) == slot.label and c.complete), None)
+            call = next((c for c in trace.calls if c.label == slot.label and c.complete), None)
             if call is not None and not call.tool_calls and call.text.strip():
                 asked = asked_of(call)
                 if asked:
@@ -88,7 +83,7 @@ def pools_from_expected(
     (label,) = labels
     found: dict[str, Demonstration] = {}
     for trace in traces:
-        calls = [call for call in trace.calls if label_of(call) == label]
+        calls = [call for call in trace.calls if call.label == label]
         answer = _answer(tasks[trace.task.id].expected, field)
         if len(calls) == 1 and len(trace.calls) == 1 and answer and (asked := asked_of(calls[0])):
             found.setdefault(trace.task.id, _pair(asked, answer))

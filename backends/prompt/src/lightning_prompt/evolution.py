@@ -16,7 +16,6 @@ from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.template import Template
 from lightning_core.trace import Call, Trace
-from lightning_prompt.demonstrations import label_of
 from lightning_prompt.evaluation import Evaluator, Scores
 from lightning_prompt.marks import Marks
 from lightning_prompt.space import Space
@@ -138,7 +137,7 @@ class Evolution:
         records = []
         for trace in traces:
             for call in trace.calls:
-                if found is None or label_of(call) == found.label:
+                if found is None or call.label == found.label:
                     records.append(
                         {
                             "Inputs": _inputs(call, None if found is None else found.parsed),

@@ -14,7 +14,6 @@ from lightning_core.trace import Trace
 from lightning_prompt.demonstrations import (
     Slot,
     draws,
-    label_of,
     pools_from_expected,
     pools_from_traces,
 )
@@ -64,7 +63,7 @@ class Phases:
         """
         found: list[Phase] = []
         lacking: list[str] = []
-        labels = sorted({label_of(call) for trace in traces for call in trace.calls})
+        labels = sorted({call.label for trace in traces for call in trace.calls})
         if self._plan.asked.models:
             found.append(lambda share: self._models(labels, share))
         if pools := self._pools(traces):

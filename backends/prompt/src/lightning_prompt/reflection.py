@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import os
 import re
 import threading
@@ -15,24 +14,27 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from lightning_core.cli.render import shown
 from lightning_core.errors import EngineError, UsageError
-from lightning_core.gateway.targets import DEFAULT_UPSTREAM
+from lightning_core.provider import (
+    LOOPBACK,
+    NOT_OF_THE_FORM,
+    OPENAI,
+    is_openai,
+    key_for,
+    passes,
+    retry_after,
+    said,
+)
 from lightning_core.records import Json, Record
-from lightning_core.redaction import HIDDEN, redacted, without_userinfo
+from lightning_core.redaction import without_userinfo
 from lightning_prompt.budget import Spent
 from lightning_prompt.journal import Journal
 from lightning_prompt.prices import Prices
-from lightning_prompt.retrying import Patience, Tell, retry_after
+from lightning_prompt.retrying import Patience, Tell
 
 _NAME: Final = re.compile(r"(?P<model>[^@\s]+)(?:@(?P<url>https?://[^\s/]\S*))?")
 _OPENAI: Final = "openai/"
 _TEXT_TRIES: Final = 3
-_SHOWN: Final = 300
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-_NOT_OF_OPENAIS_FORM: Final = (
-    msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
-)  # fmt: skip
 
 Prompt = str | list[dict[str, Any]]
 """A user's message, or messages in the form of OpenAI's chats."""
@@ -88,17 +90,17 @@ class ReflectionModel:
             FormatError: the journal holds something else than replies.
         """
         self.model, self._url = _read_name(name)
-        self._key = _read_key(self._url, api_key_env)
+        self._key = key_for(self._url.host, api_key_env, who="reflection model at")
         self._prices = prices
         self._priced = priced
-        if priced and _is_openai(self._url):
+        if priced and is_openai(self._url.host):
             prices.require([self.model])
         self._sampling: dict[str, Json] = {}
         if temperature is not None:
             self._sampling["temperature"] = temperature
         if max_tokens is not None:
             # OpenAI's reasoning models refuse `max_tokens`; other servers know nothing else.
-            known = "max_completion_tokens" if _is_openai(self._url) else "max_tokens"
+            known = "max_completion_tokens" if is_openai(self._url.host) else "max_tokens"
             self._sampling[known] = max_tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 30.0))
         self._patience = patience
@@ -122,7 +124,7 @@ class ReflectionModel:
         self._http = aiohttp.ClientSession(
             timeout=self._timeout,
             headers={"authorization": f"Bearer {self._key}"} if self._key else {},
-            trust_env=self._url.host not in _LOOPBACK,
+            trust_env=self._url.host not in LOOPBACK,
         )
         return self
 
@@ -195,7 +197,7 @@ class ReflectionModel:
             data = await self._reply(http, body, patience)
             answer = _read_answer(data, self.model)
             if answer is None:
-                fault = f"not a chat's reply: {self._said(data)}"
+                fault = f"not a chat's reply: {said(data, self._key)}"
             elif answer.text.strip():
                 return answer
             else:
@@ -219,7 +221,7 @@ class ReflectionModel:
                     headers={"content-type": "application/json"},
                     allow_redirects=False,
                 ) as response:
-                    said = await response.read()
+                    answered = await response.read()
             except TimeoutError:
                 fault = f"{self}: no reply in {self._timeout.total:g} s"
             except aiohttp.ClientConnectorCertificateError as error:
@@ -229,23 +231,12 @@ class ReflectionModel:
             else:
                 if response.status == 200:
                     patience.over()
-                    return said
-                fault = f"{self}: answered {response.status}: {self._said(said)}"
-                if not _passes(response.status, said):
+                    return answered
+                fault = f"{self}: answered {response.status}: {said(answered, self._key)}"
+                if not passes(response.status, answered):
                     raise EngineError(fault + _advice(response.status))
-                wanted = retry_after(response.headers)
+                wanted = retry_after(response.headers.get("retry-after", "")) or 0.0
             await patience.wait(fault, at_least=wanted)
-
-    def _said(self, data: bytes) -> str:
-        """What a server said, on one line and without the key."""
-        text = data.decode(errors="replace")
-        # An error of another form than OpenAI's is shown as it is.
-        with contextlib.suppress(*_NOT_OF_OPENAIS_FORM):
-            text = str(msgspec.json.decode(data)["error"]["message"])
-        if self._key:
-            text = text.replace(self._key, HIDDEN)
-        line = shown(" ".join(redacted(text).split()))
-        return line[:_SHOWN] or "nothing"
 
     def _count(self, answer: _Answer) -> None:
         usd = self._prices.cost(answer.model, answer.usage) or 0.0
@@ -265,7 +256,7 @@ def _read_name(name: str) -> tuple[str, URL]:
         raise UsageError(
             f"reflection model {without_userinfo(name)!r}: expected `NAME`, `openai/NAME` or `NAME@http://HOST/v1`"
         )
-    address = found["url"] or os.environ.get("OPENAI_BASE_URL") or DEFAULT_UPSTREAM
+    address = found["url"] or os.environ.get("OPENAI_BASE_URL") or OPENAI
     where = f"reflection model {without_userinfo(name)!r}: address {without_userinfo(address)!r}"
     try:
         url = URL(address.rstrip("/"))
@@ -279,29 +270,7 @@ def _read_name(name: str) -> tuple[str, URL]:
             " `api_key_env`"
         )
     model = found["model"]
-    return (model.removeprefix(_OPENAI) if _is_openai(url) else model), url
-
-
-def _read_key(url: URL, variable: str | None) -> str | None:
-    """The key for an address; None for a server elsewhere, which would learn a key that is not for it."""
-    known = {URL(os.environ.get("OPENAI_BASE_URL", "")).host}
-    name = variable or "OPENAI_API_KEY"
-    if variable is None and not _is_openai(url) and url.host not in known:
-        return None
-    key = os.environ.get(name, "").strip()
-    if not key.isprintable():
-        raise UsageError(f"reflection model: `{name}` holds characters that no key has")
-    if not key and (variable is not None or _is_openai(url)):
-        raise UsageError(
-            f"reflection model at {url.host}: `{name}` is not set; set it, or name the variable that holds the key with"
-            " `api_key_env`"
-        )
-    return key or None
-
-
-def _is_openai(url: URL) -> bool:
-    """Whether it is OpenAI's own address, or one of its regions'."""
-    return f".{url.host}".endswith(".api.openai.com")
+    return (model.removeprefix(_OPENAI) if is_openai(url.host) else model), url
 
 
 def _read_answer(data: bytes, model: str) -> _Answer | None:
@@ -318,15 +287,8 @@ def _read_answer(data: bytes, model: str) -> _Answer | None:
                 "finish_reason": choice.get("finish_reason"),
             }
         )
-    except _NOT_OF_OPENAIS_FORM:
+    except NOT_OF_THE_FORM:
         return None
-
-
-def _passes(status: int, said: bytes) -> bool:
-    """Whether a refusal is one that passes."""
-    if status == 429:
-        return b"insufficient_quota" not in said  # OpenAI's word for an account without money.
-    return status in (408, 425) or status >= 500
 
 
 def _advice(status: int) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable
 from typing import Final
 
 from lightning_core.errors import EngineError
@@ -61,20 +59,6 @@ class Patience:
         """It has answered."""
         if self._tries:
             self._tell(None)
-
-
-def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks to wait, by its header `retry-after` in either form; 0 where it asks nothing."""
-    text = headers.get("retry-after", "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        until = parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    if until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
-    return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
 def _tries(count: int) -> str:

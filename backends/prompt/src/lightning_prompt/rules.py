@@ -11,7 +11,7 @@ from lightning_core.records import Json
 from lightning_core.slots import SlotDeclaration, SlotKind
 from lightning_core.strategy import InteractionPattern, ModelChoice, Step, Strategy
 from lightning_core.task import Task
-from lightning_core.trace import SLOT_PREFIX, SpanKind, Trace
+from lightning_core.trace import Trace
 from lightning_prompt.evaluation import Evaluator, Scores
 
 if TYPE_CHECKING:
@@ -50,15 +50,8 @@ def declared_in(traces: Sequence[Trace]) -> list[SlotDeclaration]:
     """The slots that the agent's code has read, by name: of each the first declaration."""
     found: dict[tuple[str, str], SlotDeclaration] = {}
     for trace in traces:
-        for span in trace.spans:
-            if span.kind is SpanKind.SLOT:
-                fields = {
-                    name.removeprefix(SLOT_PREFIX): value
-                    for name, value in span.attributes.items()
-                    if name.startswith(SLOT_PREFIX)
-                }
-                slot = msgspec.convert(fields, SlotDeclaration)
-                found.setdefault((slot.kind, slot.name), slot)
+        for slot in trace.slots:
+            found.setdefault((slot.kind, slot.name), slot)
     return [found[key] for key in sorted(found)]
 
 

@@ -16,7 +16,7 @@ import click
 
 from lightning_core.children import tune_interpreter
 from lightning_core.cli import pairs
-from lightning_core.cli.sessions import LONGEST, heartbeat
+from lightning_core.cli.sessions import LONGEST, kept
 from lightning_core.cli.terminal import console, ending
 from lightning_core.cli.traffic import Telling, take_traffic
 from lightning_core.client import Client
@@ -24,7 +24,7 @@ from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import LightningError
 from lightning_core.gateway.tally import Tally
 from lightning_core.plugins import installed
-from lightning_core.rollout import Cause, Mode, Rollout
+from lightning_core.rollout import Mode, Rollout
 from lightning_core.running.launch import engine_started
 from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.server.app import Server, ServerConfig, is_loopback
@@ -32,7 +32,7 @@ from lightning_core.settings import Settings
 from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.tokens import Scope
-from lightning_core.wire import Finish, Lease, ServedPolicy
+from lightning_core.wire import Lease, ServedPolicy
 
 _T = TypeVar("_T")
 
@@ -210,16 +210,8 @@ async def _session(client: Client) -> AsyncIterator[Lease]:
         upstream=None,
         timeout=LONGEST,
     )
-    beating = asyncio.create_task(heartbeat(lease, client))
-    try:
+    async with kept(lease, client):
         yield lease
-    finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
-        with contextlib.suppress(LightningError):  # The server may have ended first.
-            await client.finish(
-                lease.attempt.id, Finish(fence=lease.attempt.fence, cause=Cause.SUCCESS)
-            )
 
 
 def _announce_policy(lease: Lease, model: str) -> None:

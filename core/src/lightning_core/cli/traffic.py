@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from typing import Final
 
-from lightning_core.cli.sessions import LONGEST, heartbeat
+from lightning_core.cli.sessions import LONGEST, kept
 from lightning_core.cli.terminal import console
 from lightning_core.client import Client
 from lightning_core.errors import LightningError
 from lightning_core.gateway.tally import Tally
-from lightning_core.rollout import Cause, Rollout
+from lightning_core.rollout import Rollout
 from lightning_core.server.app import Server
 from lightning_core.task import Task
-from lightning_core.wire import Finish, Lease
+from lightning_core.wire import Lease
 
 RUN: Final = "traffic"
 """The run of calls that name no session."""
@@ -52,19 +51,11 @@ async def take_traffic(server: Server, client: Client, upstream: str) -> Lightni
 async def _hold(lease: Lease, client: Client, server: Server, over: asyncio.Event) -> None:
     """Keep a session until it is time for the next, or it was taken away, which sets `over`; and end it once calls no
     longer belong to it."""
-    beating = asyncio.create_task(heartbeat(lease, client))
-    try:
+    async with kept(lease, client) as beating:
         await asyncio.wait({beating}, timeout=_ROLLOUT_SECONDS)
         over.set()
         while server.in_use(lease.attempt.id):
             await asyncio.sleep(_LOOK_SECONDS)
-    finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
-        with contextlib.suppress(LightningError):  # The server may have ended first.
-            await client.finish(
-                lease.attempt.id, Finish(fence=lease.attempt.fence, cause=Cause.SUCCESS)
-            )
 
 
 class Telling:

@@ -36,7 +36,7 @@ class Tally:
         if call.strategy is None:
             return
         self.calls += 1
-        for name in self._strategy.slots(call.node or call.agent or ""):
+        for name in self._strategy.slots(call.label):
             count = self.slots[name]
             if name in call.strategy.applied:
                 count.matched += 1

@@ -10,12 +10,12 @@ import msgspec
 from yarl import URL
 
 from lightning_core.gateway.refusal import Refusal
+from lightning_core.provider import LOOPBACK, OPENAI
 
-DEFAULT_UPSTREAM = "https://api.openai.com/v1"
+DEFAULT_UPSTREAM = OPENAI
 """Where observed calls go that nobody said a target for."""
 _DEPLOYMENT = re.compile(r"/deployments/([^/?]+)/")
 _OURS = re.compile(r"https?://[^/]*/s/lc1\.")
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REMEMBERED = 1024
 
 
@@ -135,7 +135,7 @@ class Targets:
 
     def _proxy(self, url: URL, host: str) -> URL | None:
         proxy = self._proxies.get(url.scheme) or self._proxies.get("all")
-        if proxy is None or host in _LOOPBACK or urllib.request.proxy_bypass(host):
+        if proxy is None or host in LOOPBACK or urllib.request.proxy_bypass(host):
             return None
         return URL(proxy)
 

@@ -53,12 +53,11 @@ def sightings(traces: Iterable[Trace], unread: Counter[str]) -> Iterator[Sightin
             if call.dialect not in _DIALECTS:
                 unread[f"`{call.dialect}` calls are not read"] += 1
                 continue
-            label = call.node or call.agent or ""
             said = list(_texts(call.messages))
             if not said:
                 unread["no system, developer or user text"] += 1
             for role, text, which in _numbered(said):
-                place = known.setdefault((label, role, text), Place(label, role, which))
+                place = known.setdefault((call.label, role, text), Place(call.label, role, which))
                 yield Sighting(place, text, call, trace)
 
 
