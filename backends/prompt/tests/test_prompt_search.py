@@ -313,3 +313,21 @@ async def test_an_unchanged_program_is_as_good_with_the_server_s_address_alone(p
     finally:
         serving.send_signal(signal.SIGINT)
         serving.communicate(timeout=60)
+
+
+async def test_no_more_prompts_are_proposed_than_the_budget_has(project):
+    _, server = project
+
+    def answer(request):
+        if request.json["model"] == "reflector":
+            number = sum(each.json["model"] == "reflector" for each in server.requests if each.json)
+            return Text(f"```\nBe kind, for the {number}. time.\n```")
+        return Text("I do not know.")
+
+    server.respond(answer)
+    with pytest.raises(UsageError, match=r"gave 0 to every rollout"):
+        await search(
+            "few", budget="400 rollouts, 3 proposals", options={"demonstrations": "none"},
+            reflection_model=f"reflector@{server.base_url}",
+        )  # fmt: skip
+    assert sum(each.json["model"] == "reflector" for each in server.requests if each.json) == 3

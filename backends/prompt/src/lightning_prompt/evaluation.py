@@ -120,6 +120,10 @@ class Evaluator:
         """How the rollouts run: where the run serves a model, as in validation, as nothing of it is learnt by gradient."""
         return Mode.OBSERVE if self._run.config.mode is Mode.OBSERVE else Mode.VAL
 
+    def proposed(self) -> None:
+        """Count a candidate that was proposed."""
+        self._own += Spent(proposals=1)
+
     def began_before(self, seconds: float) -> None:
         """Count the wall time of earlier starts of the run."""
         self._before = seconds

@@ -159,6 +159,7 @@ class Evolution:
                 "prompt_template": ask,
             }
         )
+        self._evaluator.proposed()
         why = ""
         for _ in range(2):
             reply = self._reflect(f"{prompt}{why}")
