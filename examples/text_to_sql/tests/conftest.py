@@ -9,6 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import lightning_core as lc
+from lightning_core.testing.scripted import ScriptedServer
+
 FOLDER = Path(__file__).parents[1]
 MODULES = ("agent", "data", "evaluate", "execution_match", "make_data", "shaped_reward")
 
@@ -37,6 +40,23 @@ def made(example, tmp_path_factory):
 def library(made):
     """Path of the library's database."""
     return made / "databases" / "library.sqlite"
+
+
+@pytest.fixture(scope="package")
+def run_scripted(example, tmp_path_factory):
+    """A function that runs the agent on tasks with a model that says what `reply` makes of a request."""
+
+    def run(tasks, reply, **options):
+        with ScriptedServer.in_thread() as server:
+            server.respond(
+                lambda request: reply(request) if request.messages else None
+            )  # the list of models
+            return lc.run_sync(
+                example.agent.graph, tasks, reward=example.agent.score, model=server.base_url,
+                runs=tmp_path_factory.mktemp("runs"), **options,
+            )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pytest
 import lightning_core as lc
 from lightning_core.prompts import find_prompts
 from lightning_core.template import Template
-from lightning_core.testing.scripted import ScriptedServer
 
 REVIEWS = (
     "The join is missing, so rows come twice.\nVERDICT: INCORRECT",
@@ -17,14 +16,12 @@ WRONG = ("SELECT name FROM nothing", "WITH t AS (SELECT 1) SELECT * FROM t", "VA
 
 
 @pytest.fixture(scope="module")
-def traces(example, made, tmp_path_factory):
+def traces(made, run_scripted):
     """The traces of a run on all questions: a scripted model, often wrong, in words that differ."""
     tasks = [*lc.load_tasks(made / "train.jsonl"), *lc.load_tasks(made / "val.jsonl")]
     known = {task.input["question"]: (number, task) for number, task in enumerate(tasks)}
 
     def reply(request):
-        if not request.messages:
-            return None  # the list of models
         system, prompt = (message["content"] for message in request.messages)
         question = prompt.removeprefix("Question: ").partition("\nQuery:\n")[0]
         number, task = known[question]
@@ -33,15 +30,7 @@ def traces(example, made, tmp_path_factory):
         query = WRONG[number // 3 % 3] if number % 3 else task.expected["query"]
         return f"```sql\n{query}\n```"
 
-    with ScriptedServer.in_thread() as server:
-        server.respond(reply)
-        result = lc.run_sync(
-            example.agent.graph,
-            tasks,
-            reward=example.agent.score,
-            model=server.base_url,
-            runs=tmp_path_factory.mktemp("runs"),
-        )
+    result = run_scripted(tasks, reply)
     assert result.causes == {lc.Cause.SUCCESS: len(tasks)}
     return result.traces
 

@@ -2,19 +2,16 @@
 
 import lightning_core as lc
 from lightning_core.testing.replies import Error
-from lightning_core.testing.scripted import ScriptedServer
 
 
 def test_a_run_scores_right_and_wrong_answers_and_keeps_failures_apart(
-    example, made, tmp_path, monkeypatch
+    example, made, run_scripted, monkeypatch
 ):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     tasks = lc.load_tasks(made / "val.jsonl", limit=4)
     right, wrong, failing = tasks[0], tasks[1:3], tasks[3]
 
     def reply(request):
-        if not request.messages:
-            return None  # the list of models
         prompt = request.messages[-1]["content"]
         if failing.input["question"] in prompt:
             return Error(400)
@@ -23,16 +20,7 @@ def test_a_run_scores_right_and_wrong_answers_and_keeps_failures_apart(
         known = right.input["question"] in prompt
         return f"```sql\n{right.expected['query'] if known else 'SELECT 1 WHERE 0'}\n```"
 
-    with ScriptedServer.in_thread() as server:
-        server.respond(reply)
-        result = lc.run_sync(
-            example.agent.graph,
-            tasks,
-            reward=example.agent.score,
-            model=server.base_url,
-            runs=tmp_path,
-            max_attempts=1,
-        )
+    result = run_scripted(tasks, reply, max_attempts=1)
     rewards = {trace.task.id: trace.reward for trace in result.traces}
     assert rewards == {right.id: 1.0, **{task.id: 0.0 for task in wrong}, failing.id: None}
     assert result.causes == {lc.Cause.SUCCESS: 3, lc.Cause.MODEL_ERROR: 1}

@@ -10,7 +10,6 @@ import pytest
 import lightning_core as lc
 from lightning_core.cli import main, optimize
 from lightning_core.prompts import find_prompts
-from lightning_core.testing.scripted import ScriptedServer
 from lightning_core.trained import last_fenced
 
 FOLDER = Path(__file__).parents[1]
@@ -27,15 +26,13 @@ def reviewed(request):
 
 
 @pytest.fixture(scope="module")
-def strategy(example, made, tmp_path_factory):
+def strategy(made, run_scripted, tmp_path_factory):
     """The file of a strategy that was made from nothing but the agent's traffic, with a model whose replies differ."""
     tasks = [*lc.load_tasks(made / "train.jsonl"), *lc.load_tasks(made / "val.jsonl")]
     queries = [task.expected["query"] for task in tasks]
     queries[::3] = ["WITH t AS (SELECT 1) SELECT * FROM t", "VALUES (1, 'a')"] * (len(queries) // 6)
 
     def reply(request):
-        if not request.messages:
-            return None  # the list of models
         system, prompt = (message["content"] for message in request.messages)
         number = len(prompt) % 3
         if system.startswith("You check"):
@@ -46,15 +43,7 @@ def strategy(example, made, tmp_path_factory):
             )[number]
         return f"```sql\n{queries[len(prompt) % len(queries)]}\n```"
 
-    with ScriptedServer.in_thread() as server:
-        server.respond(reply)
-        result = lc.run_sync(
-            example.agent.graph,
-            tasks,
-            reward=example.agent.score,
-            model=server.base_url,
-            runs=tmp_path_factory.mktemp("runs"),
-        )
+    result = run_scripted(tasks, reply)
     path = tmp_path_factory.mktemp("strategy") / "optimized_strategy.json"
     find_prompts(result.traces).strategy(run="own").dump(path)
     return path
