@@ -12,6 +12,9 @@ HAS_VERL := $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if (p.s
 VERL_TESTED := $(if $(HAS_VERL),verl-env)
 TESTED := LIGHTNING_CORE_VERL_PYTHON=$(if $(HAS_VERL),$(abspath $(VERL_PYTHON))) $(BIN)/python -m pytest
 
+# Two processes: verl's tests are one half of the time, all others the second.
+SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+
 .PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers verl-env verl-cpu clean
 
 help: ## Show the targets
@@ -58,10 +61,10 @@ types: install ## Check types, strictly
 	$(BIN)/mypy $(SOURCES) tests/typed_use.py
 
 test: install $(VERL_TESTED) ## Run every test; about an hour on two cores, most of it verl's
-	$(TESTED)
+	$(TESTED) $(SHARED)
 
 test-fast: install ## Run the tests that take no longer than a few seconds each
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(SHARED)
 
 docs-check: install ## Run the code blocks of README and docs, and check their links
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_readme.py
