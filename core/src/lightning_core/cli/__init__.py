@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "work": "Work for a server: lease attempts and run the agent.",
     "plugins": "List the plugins, their hooks and the frameworks that they need.",
     "doctor": "Check this machine, and say what to do about what is missing.",
+    "new-plugin": "Write a plugin of your own: an adapter or a backend that works, to change.",
     "setup": "Make the environment in which a backend's trainer runs.",
 }
 
@@ -38,7 +39,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
