@@ -58,7 +58,7 @@ def test_slots_are_listed_with_their_use_and_what_is_none_is_told(folder, capsys
     out = capsys.readouterr().out
     lines = [line.rstrip() for line in out.splitlines()]
     assert "\x1b" not in out
-    at = lines.index("write.system  confidence 0.88  6 calls of 6 tasks, by poet/write")
+    at = lines.index("write.system  confidence 0.89  6 calls of 6 tasks, by poet/write")
     assert lines[at + 1 : at + 6] == [
         "  6 distinct texts; 6 of 6 fit the template of the others when held out",
         "  │ Write {{one}} poem.",
@@ -103,7 +103,7 @@ async def test_a_run_is_read_from_a_server_too(folder, capsys, monkeypatch):
     async with Server(ServerConfig(folder=folder.path)) as server:
         monkeypatch.setenv("LIGHTNING_CORE_TOKEN", server.token(Scope.ADMIN))
         assert await asyncio.to_thread(main, ["prompts", "demo", "--server", server.url]) == 0
-    assert "write.system  confidence 0.88" in capsys.readouterr().out
+    assert "write.system  confidence 0.89" in capsys.readouterr().out
 
 
 def test_a_run_that_is_not_there_is_one_clear_error(folder, capsys):

@@ -1,10 +1,13 @@
 """From traces to slots: labels, roles and places; conversations; several prompts in one place; what is none."""
 
 import itertools
+import random
+import time
 
 import pytest
 
 from lightning_core.prompts import Prompts, find_prompts
+from lightning_core.prompts.order import shuffled
 
 TOWNS = ("Ashby", "Bergen", "Como", "Delft", "Évora", "富山", "Ghent", "Haifa", "Izmir", "Jena")
 WRITE = "You write short poems about towns and their rivers. The town: {}. Four lines, no title."
@@ -203,11 +206,19 @@ def test_wordings_of_the_tasks_are_no_prompts(trace):
     traces = []
     for number in range(20):
         question = wordings[number % 2].format(TOWNS[number // 2])
-        calls = [("ask", [f"user: Question: {question}"]), ("raw", [f"user: {question}"])]
+        calls = [
+            ("ask", [f"user: Question: {question}"]),
+            ("more", [f"user: Say more of it. {question}"]),
+            ("raw", [f"user: {question}"]),
+        ]
         traces.append(trace(str(number), calls, {"question": question}))
     found = find_prompts(traces)
-    assert sources(found) == {"ask.user": "Question: {question}", "raw.user": "{question}"}
-    asked, raw = found.prompts
+    assert sources(found) == {
+        "ask.user": "Question: {question}",
+        "more.user": "Say more of it. {question}",
+        "raw.user": "{question}",
+    }
+    asked, _, raw = found.prompts
     assert (asked.is_input, raw.is_input) == (False, True)
     assert raw.reasons == ("each text is the task's `question`",)
     assert raw.examples[0] == {"question": wordings[0].format("Ashby")}
@@ -227,6 +238,75 @@ def test_a_system_message_that_changes_on_each_call_is_no_slot_and_told(trace):
         "`ask`, system message: no slot, as nothing is constant in its 10 distinct texts; the agent changes it on each"
         " call",
     )
+
+
+def test_parts_in_another_order_on_each_call_are_told_and_make_no_template(trace):
+    rules = (
+        "Answer in a sentence.",
+        "Never speak of prices.",
+        "Be polite: always.",
+        "Use metric units!",
+    )
+    orders = list(itertools.permutations(rules))
+    traces = [
+        trace(str(number), [("ask", ["system: You help.\n" + "\n".join(order) + "\nBe brief."]), ("all", ["system: " + "\n".join(order)])])
+        for number, order in enumerate(orders)
+    ]  # fmt: skip
+    found = find_prompts(traces)
+    assert sources(found) == {"ask.system": "You help.\n{text}\nBe brief."}
+    order = "4 lines that all texts have come in another order on each call"
+    assert found.notes == (
+        "`all`, system message: no slot, as nothing is constant in its 24 distinct texts; the agent changes it on each"
+        f" call; {order}",
+        f"`ask`, system message: {order}; have the agent keep their order",
+    )
+
+
+def test_lines_in_one_order_are_not_said_to_change_it():
+    lines = [f"Town: {town}\nIt is so, as they say.\n" * 2 for town in TOWNS]
+    assert shuffled(lines, ["Town: ", ""]) == 0
+    assert (
+        shuffled(["Be kind now.\nBe brief too.", "2. Be brief too.\n1. Be kind now."], ["", ""])
+        == 2
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_numbered_rules_in_another_order_are_no_prompts_of_their_own(trace, seed):
+    rng = random.Random(seed)
+    rules = ["Answer in a sentence.", "Never speak of prices.", "Be polite.", "Use metric units.", "Cite the manual.", "Refuse legal advice."]  # fmt: skip
+    traces = []
+    for number in range(40):
+        rng.shuffle(rules)
+        lines = "\n".join(f"{at}. {rule}" for at, rule in enumerate(rules, 1))
+        traces.append(trace(str(number), [("ask", [f"system: You help.\n{lines}\nBe brief."])]))
+    assert sources(find_prompts(traces)) == {"ask.system": "You help.\n1. {text}\nBe brief."}
+
+
+def test_twice_the_calls_take_about_twice_the_time(trace):
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 9))) for _ in range(3000)]
+
+    def free(count):
+        return " ".join(rng.choices(words, k=count))
+
+    traces = []
+    for number in range(300):
+        question, query, calls = free(8), free(12), []
+        for _ in range(5):
+            text = f"Schema:\n{free(60)}\nQuestion: {question}\nQuery:\n{query}\nResult:\n{free(60)}\nWell?"
+            query = f"SELECT {free(12)}"
+            calls.append(("judge", [f"user: {text}"], {"reply": query}))
+        traces.append(trace(str(number), calls, {"question": question}))
+
+    def seconds(count):
+        begun = time.process_time()
+        find_prompts(traces[:count])
+        return time.process_time() - begun
+
+    assert min(seconds(300) for _ in range(2)) < 2.5 * min(seconds(150) for _ in range(2))
+    template = "Schema:\n{schema}\nQuestion: {question}\nQuery:\n{query}\nResult:\n{result}\nWell?"
+    assert sources(find_prompts(traces)) == {"judge.user": template}
 
 
 def test_the_same_agent_has_the_same_names_and_fingerprint_in_other_runs(trace):

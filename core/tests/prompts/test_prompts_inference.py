@@ -1,5 +1,6 @@
 """Inference from texts: where constant text ends, what is no anchor, how sure it is, what holes are called."""
 
+import itertools
 import random
 import time
 
@@ -35,8 +36,13 @@ DATA = (
 )
 
 
-def source(texts, **options):
-    return infer(texts, **options).template.source
+def source(texts, known=None):
+    return infer(texts, known).template.source
+
+
+def told(texts, values):
+    """What tells of each text what is known to have been filled in: each of its values, and a name."""
+    return dict(zip(texts, values, strict=True)).get
 
 
 def test_holes_hold_code_json_other_scripts_and_text_like_the_template():
@@ -51,14 +57,44 @@ def test_holes_hold_code_json_other_scripts_and_text_like_the_template():
     assert found.confidence > 0.95
 
 
-def test_a_piece_that_could_lie_at_two_places_of_a_text_is_none():
+def test_a_piece_that_could_lie_at_two_places_of_many_texts_is_none():
+    copies = ["Q: x\nA: z indeed\nA: y indeed\nEnd", "Q: v\nA: u\nA: t indeed\nEnd"]
     texts = [f"Q: {name}\nA: {name[::-1]} indeed\nEnd" for name in NAMES]
     assert source(texts) == "Q: {q}\nA: {a} indeed\nEnd"
-    assert source([*texts, "Q: x\nA: z indeed\nA: y indeed\nEnd"]) == "Q: {q} indeed\nEnd"
+    assert source([*texts, *copies]) == "Q: {q} indeed\nEnd"
     # Within a word: as a word of its own it comes but once.
     texts = [f"{number * 37}at: place {number * 53} is" for number in range(1, 13)]
     assert source(texts) == "{text}at: place {text_2} is"
-    assert source([*texts, "7cat: place 9at: place 5 is"]) == "{text} is"
+    copies = [f"{number}cat: place 9at: place {number} is" for number in (7, 8)]
+    assert source([*texts, *copies]) == "{text} is"
+
+
+def test_one_text_in_ten_may_copy_a_piece_and_counts_as_one_that_does_not_fit():
+    texts = [f"Q: {name}\nA: {name[::-1]} indeed\nEnd" for name in NAMES]
+    copy = "Q: x\nA: z indeed\nA: y indeed\nEnd"
+    found = infer([*texts, copy])
+    assert found.template.source == "Q: {q}\nA: {a} indeed\nEnd"
+    assert found.fillings[-1] is None
+    assert found.template.match(copy) is Misfit.AMBIGUOUS
+    assert None not in found.fillings[:-1]
+    assert found.reasons == (
+        "13 distinct texts",
+        "12 of 13 fit the template of the others when held out",
+        "1 can be taken apart in several ways, and would pass unchanged",
+    )
+    assert found.confidence == pytest.approx(14 / 15 * 13 / 15 + 1 / 15 * 12 / 13)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_texts_that_copy_much_of_the_prompt_do_not_spoil_it(count):
+    prompt = "Read the page.\nPage:\n{page}\n\n## Reply in two words:\n{words}\n\nBe brief."
+    values = [{"page": f"{name} {n}", "words": f"{n} {name}"} for n in range(4) for name in NAMES]
+    for each in values[: 11 * count : 11]:
+        each["page"] += " Someone wrote:\n\n## Reply in two words:\nno, in three.\nPage:\nnone"
+    found = infer([Template(prompt).fill(each) for each in values])
+    assert found.template.source == prompt
+    assert found.fillings.count(None) == count
+    assert 1 - 3 * count / 48 < found.confidence < 1 - count / 48
 
 
 def test_a_copy_of_a_later_piece_in_an_earlier_hole_does_no_harm():
@@ -73,15 +109,20 @@ def test_a_copy_of_a_later_piece_in_an_earlier_hole_does_no_harm():
     )
 
 
-def test_pieces_that_change_places_are_not_both_constant():
-    parts = ("\n## Known facts:\n", "\n-> Rules of play:\n")
-    texts = [
-        f"{name}{parts[number % 2]}{name[::-1]}{parts[1 - number % 2]}{name}, {number}"
-        for number, name in enumerate(NAMES)
-    ]
-    pieces = infer(texts).template.pieces
-    assert len(pieces) == 3
-    assert pieces[1] in parts
+def test_pieces_that_change_places_are_not_constant():
+    rules = (
+        "Be polite.",
+        "Use metric units!",
+        "Cite the manual: page and line.",
+        "Say (yes) or no;",
+    )
+    orders = list(itertools.permutations(rules))[::2]
+    texts = ["You help.\n" + "\n".join(order) + "\nNow: go" for order in orders]
+    assert source(texts) == "You help.\n{text}\nNow: go"
+    # A phrase that comes here and there in what fills the holes does not make a line of the prompt one of them.
+    texts = [f"{name}, see: \n## Reply in two words:\n{name}" for name in NAMES]
+    texts += [f"{name} \n## Reply in two words:\n{name}, see: 1" for name in NAMES]
+    assert source(texts) == "{text} \n## Reply in two words:\n{words}"
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 9])
@@ -146,20 +187,27 @@ def test_one_text_has_no_holes_and_counts_more_the_more_often_it_comes():
     assert found.template.source == "Be {{brief}}."
     assert found.fillings == ({},)
     often = infer(["Be {brief}."] * 18)
-    assert (found.confidence, often.confidence) == (pytest.approx(1 / 3), 0.9)
+    assert (found.confidence, often.confidence) == (pytest.approx(1 / 3), pytest.approx(0.95))
     assert often.reasons == ("one text, seen 18 times: its holes cannot be told",)
 
 
-def test_confidence_is_how_many_texts_fit_when_held_out():
+def test_confidence_is_the_chance_that_another_text_fits():
     found = infer([f"Name: {name}." for name in NAMES])
-    assert found.confidence == pytest.approx(13 / 14)
+    assert found.confidence == pytest.approx(13 / 14 * 13 / 14 + 1 / 14)
     assert found.reasons == (
         "12 distinct texts",
         "12 of 12 fit the template of the others when held out",
     )
     odd = infer([*(f"Name: {name}." for name in NAMES[:3]), "Nickname: Lu."])
-    assert odd.confidence == pytest.approx(4 / 6)
-    assert infer(["Name: Ada.", "Name: Bo."]).confidence == 0.25
+    assert odd.confidence == pytest.approx(5 / 6 * 4 / 6 + 1 / 6)
+
+
+def test_texts_that_come_again_and_again_leave_little_to_be_unsure_of():
+    texts = ["Name: Ada Vale.", "Name: Ada Holm.", "Name: Bo."]
+    assert infer(texts).confidence == pytest.approx(4 / 5 * 3 / 5 + 1 / 5)
+    often = infer(texts * 20)
+    assert often.confidence == pytest.approx(1 / 62 * 3 / 5 + 61 / 62)
+    assert often.reasons == infer(texts).reasons
 
 
 def test_texts_without_anything_in_common_are_one_hole():
@@ -201,25 +249,50 @@ def test_a_value_that_is_known_to_be_filled_in_is_one_hole_with_its_name():
     questions = [f"How many books by {name} are there?" for name in NAMES]
     texts = [f"Answer. How many books by {name} are there? Be brief." for name in NAMES]
     assert source(texts) == "Answer. How many books by {text} are there? Be brief."
-    hints = [{"other": "x", "question": question} for question in questions]
-    found = infer(texts, hints)
+    found = infer(texts, told(texts, [{"x": "other", each: "question"} for each in questions]))
     assert found.template.source == "Answer. {question} Be brief."
     assert [each["question"] for each in found.fillings] == questions
 
 
+def test_what_a_known_value_holds_of_several_holes_is_one():
+    queries = [f"SELECT {name} FROM t\nWHERE: {number}" for number, name in enumerate(NAMES)]
+    pairs = zip(queries, NAMES, strict=True)
+    texts = [f"Query:\n```\n{query}\n```\nSo: {name[::-1]}" for query, name in pairs]
+    assert source(texts) == "Query:\n```\nSELECT {text} FROM t\nWHERE: {where}\n```\nSo: {so}"
+    known = told(texts, [{query: "write"} for query in queries])
+    assert source(texts, known) == "Query:\n```\n{query}\n```\nSo: {so}"
+
+
 def test_a_known_value_beside_another_hole_is_one_with_it():
     questions = [f"who is {name}?" for name in NAMES]
-    hints = [{"question": question} for question in questions]
+    values = [{question: "question"} for question in questions]
     texts = [f"Do: {number * 7}; {question} now" for number, question in enumerate(questions)]
-    assert source(texts, hints=hints) == "Do: {do}; {question} now"
+    assert source(texts, told(texts, values)) == "Do: {do}; {question} now"
     glued = [text.replace("; ", "") for text in texts]
-    assert source(glued, hints=hints) == "Do: {do} now"
+    assert source(glued) == "Do: {do}who is {text} now"
+    assert source(glued, told(glued, values)) == "Do: {do} now"
 
 
 def test_a_value_that_all_tasks_have_is_constant():
     texts = [f"Answer in English. Town: {name}" for name in NAMES]
-    hints = [{"language": "English", "town": name} for name in NAMES]
-    assert source(texts, hints=hints) == "Answer in English. Town: {town}"
+    known = told(texts, [{"English": "language", name: "town"} for name in NAMES])
+    assert source(texts, known) == "Answer in English. Town: {town}"
+
+
+def test_known_values_of_few_texts_do_not_move_a_hole():
+    questions = [f"How is {name}?" for name in NAMES]
+    texts = [f"Question: {each}\nAnswer." for each in questions]
+    echoed = [{f"Question: {each}": "reply"} for each in questions]
+    assert source(texts, told(texts, [*echoed[:2], *[{}] * 10])) == source(texts)
+    assert source(texts, told(texts, echoed)) == "{reply}\nAnswer."
+    answers = [
+        f"Town: {name}\nAnswer: {('yes', 'no', 'so')[at % 3]}." for at, name in enumerate(NAMES)
+    ]
+    known = told(answers, [{} if at % 3 else {"Answer: yes": "reply"} for at in range(12)])
+    assert source(answers, known) == "Town: {town}\nAnswer: {answer}."
+    both = [{**echo, each: "question"} for echo, each in zip(echoed, questions, strict=True)]
+    known = told(texts, [*both[:4], *({each: "question"} for each in questions[4:])])
+    assert source(texts, known) == "Question: {question}\nAnswer."
 
 
 def test_what_some_of_many_texts_share_by_chance_is_found_out_by_the_others():

@@ -15,20 +15,34 @@ REVIEWS = (
 WRONG = ("SELECT name FROM nothing", "WITH t AS (SELECT 1) SELECT * FROM t", "VALUES (1, 'a\nb')")
 
 
-@pytest.fixture(scope="module")
-def traces(made, run_scripted):
-    """The traces of a run on all questions: a scripted model, often wrong, in words that differ."""
+def in_words_that_differ(number, gold, reviewing, prompt):
+    """A model that is often wrong."""
+    if reviewing:
+        return REVIEWS[number % 4] if "SELECT" in prompt else REVIEWS[(number + 1) % 4]
+    return f"```sql\n{WRONG[number // 3 % 3] if number % 3 else gold}\n```"
+
+
+def alike(number, gold, reviewing, prompt):
+    """A model whose replies all begin and end alike, queries and reviews, and whose queries all fail."""
+    if reviewing:
+        return f"The column {number}_{len(prompt)} is wrong.\nVERDICT: INCORRECT"
+    return (
+        f"```sql\nSELECT nothing_{number % 7} FROM ({gold.rstrip(';')}) LIMIT {len(prompt)};\n```"
+    )
+
+
+@pytest.fixture(scope="module", params=[in_words_that_differ, alike])
+def traces(request, made, run_scripted):
+    """The traces of a run on all questions with a scripted model."""
     tasks = [*lc.load_tasks(made / "train.jsonl"), *lc.load_tasks(made / "val.jsonl")]
     known = {task.input["question"]: (number, task) for number, task in enumerate(tasks)}
 
-    def reply(request):
-        system, prompt = (message["content"] for message in request.messages)
+    def reply(asked):
+        system, prompt = (message["content"] for message in asked.messages)
         question = prompt.removeprefix("Question: ").partition("\nQuery:\n")[0]
         number, task = known[question]
-        if system.startswith("You check"):
-            return REVIEWS[number % 4] if "SELECT" in prompt else REVIEWS[(number + 1) % 4]
-        query = WRONG[number // 3 % 3] if number % 3 else task.expected["query"]
-        return f"```sql\n{query}\n```"
+        reviewing = system.startswith("You check")
+        return request.param(number, task.expected["query"], reviewing, prompt)
 
     result = run_scripted(tasks, reply)
     assert result.causes == {lc.Cause.SUCCESS: len(tasks)}
@@ -87,7 +101,9 @@ def test_where_each_prompt_is_used_and_how_sure_that_is(found, traces):
     assert found["write_query.user"].confidence > 0.95
     assert found["check_query.user"].confidence > 0.9
     assert found["write_query.system"].values == {"schema": 3}
-    assert 0.2 < found["write_query.system"].confidence < 0.9  # there are but three schemas
+    # There are but three schemas, but each came twenty times.
+    assert found["write_query.system"].confidence > 0.95
+    assert found["write_query.system"].texts == 3
 
 
 def test_other_halves_of_the_traffic_give_the_same_fingerprint(traces):

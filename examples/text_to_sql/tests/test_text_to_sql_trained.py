@@ -27,10 +27,9 @@ def reviewed(request):
 
 @pytest.fixture(scope="module")
 def strategy(made, run_scripted, tmp_path_factory):
-    """The file of a strategy that was made from nothing but the agent's traffic, with a model whose replies differ."""
+    """The file of a strategy that was made from nothing but the agent's traffic: all queries in it begin alike."""
     tasks = [*lc.load_tasks(made / "train.jsonl"), *lc.load_tasks(made / "val.jsonl")]
     queries = [task.expected["query"] for task in tasks]
-    queries[::3] = ["WITH t AS (SELECT 1) SELECT * FROM t", "VALUES (1, 'a')"] * (len(queries) // 6)
 
     def reply(request):
         system, prompt = (message["content"] for message in request.messages)

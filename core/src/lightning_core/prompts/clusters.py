@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from lightning_core.prompts.infer import fit, spread
+from lightning_core.prompts.infer import SAMPLE, fit, spread
 from lightning_core.prompts.naming import label
+from lightning_core.prompts.order import shuffled
 from lightning_core.prompts.settle import matcher
 from lightning_core.prompts.tokens import tokens
+from lightning_core.prompts.widen import Known, mask
 from lightning_core.template import Misfit
 
 _WORDS: Final = 5
 """Words and marks in a row that are looked at together."""
 _ROWS: Final = 4
 """Such rows that texts of one prompt share at least: eight words and marks."""
-_MOST: Final = 200
-"""Texts that are compared."""
 _PROMPTS: Final = 4
 """Prompts that one place may have."""
 _MORE: Final = 16
@@ -35,21 +35,27 @@ class Split(NamedTuple):
     """Those that share nothing with others."""
 
 
-def split(texts: Sequence[str]) -> Split:
+def split(texts: Sequence[str], known: Known) -> Split:
     """Tell prompts apart.
 
     Texts are of few prompts (four at most) where groups of them share eight words and marks in a row, and more, that
-    the others lack, and where most texts are in such a group, or nearly all if all begin or end alike. A template of all of them must be much worse, with
-    half of the constant text that each group has, or less; and within each group one of its holes must be partly
-    constant: one that merely holds one of a few values is wholly so, and one with a label before it, such as `Context:`,
-    is a hole that holds whatever the label says.
+    the others lack, and where most texts are in such a group, or nearly all if all begin or end alike. A template of all of
+    them must be much worse, with half of the constant text that each group has, or less; and within each group one of its
+    holes must be partly constant: one that merely holds one of a few values is wholly so, and one with a label before it,
+    such as `Context:`, is a hole that holds whatever the label says. Texts that all have the same lines, in another order in
+    each, are of one. What is known to have been filled in counts as no text of a prompt.
 
     Args:
         texts: distinct texts of one place.
+        known: gives, for a text, what may have been filled into it.
     """
-    chosen = spread(texts, _MOST)
+    asked = spread(texts, SAMPLE)
+    owners: dict[str, list[str]] = {}
+    for text, masked in zip(asked, mask(asked, known), strict=True):
+        owners.setdefault(masked, []).append(text)
+    chosen = list(owners)
     pieces = fit(chosen)
-    if len(texts) < 4 or len(pieces) == 1:
+    if len(chosen) < 4 or len(pieces) == 1 or shuffled(chosen, pieces):
         return Split([list(texts)], [])
     head, tail = len(pieces[0]), len(pieces[-1])
     inner = {text: text[head : len(text) - tail] for text in chosen}
@@ -62,9 +68,14 @@ def split(texts: Sequence[str]) -> Split:
     for group in groups:
         if _size(fit(group)) < max(2 * size, size + _MORE) or not _partly(pieces, group):
             return Split([list(texts)], [])
-    found = Split(groups, rest)
-    _assign(found, [text for text in texts if text not in inner])
+    found = Split([_owned(group, owners) for group in groups], _owned(rest, owners))
+    others = set(texts).difference(asked)
+    _assign(found, [text for text in texts if text in others])
     return found
+
+
+def _owned(masked: Sequence[str], owners: Mapping[str, Sequence[str]]) -> list[str]:
+    return [text for each in masked for text in owners[each]]
 
 
 def _partly(pieces: Sequence[str], group: Sequence[str]) -> bool:
@@ -91,7 +102,7 @@ def _assign(found: Split, texts: Sequence[str]) -> None:
         next(fitting, found.rest).append(text)
 
 
-def _groups(inner: dict[str, str]) -> tuple[list[list[str]], list[str]]:
+def _groups(inner: Mapping[str, str]) -> tuple[list[list[str]], list[str]]:
     """Texts that share rows of words, the largest groups first, and those that share none."""
     holders: dict[tuple[str, ...], set[str]] = {}
     for text, part in inner.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -11,10 +12,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from lightning_core.prompts.clusters import split
-from lightning_core.prompts.infer import Found, infer
-from lightning_core.prompts.masking import mask
+from lightning_core.prompts.hints import Hints, fields, hints
+from lightning_core.prompts.infer import SAMPLE, Found, infer, spread
 from lightning_core.prompts.naming import hole_names
-from lightning_core.prompts.sightings import Place, Sighting, inputs, sightings
+from lightning_core.prompts.order import shuffled
+from lightning_core.prompts.sightings import Place, Sighting, sightings
 from lightning_core.records import Record
 from lightning_core.strategy import PromptTemplate, Provenance, Strategy
 from lightning_core.template import Template
@@ -38,7 +40,8 @@ class Prompt(Record, frozen=True, kw_only=True):
     """Whether it is nothing but what the agent was given, one hole: there is no text to tune. Demonstrations may
     precede it."""
     confidence: float
-    """The chance that the prompt of another call of this kind fits the template, 0 to 1."""
+    """The chance that the prompt of another call fits the template if calls go on to come as these came, 0 to 1, rounded down
+    to hundredths; see `infer`."""
     reasons: tuple[str, ...] = ()
     """What the confidence rests on, in words."""
     speakers: tuple[str, ...] = ()
@@ -139,24 +142,26 @@ class _Finding:
         self.notes: list[str] = []
         self._place = place
         self._seen = seen
-        self._inputs = {s.trace.task.id: inputs(s.trace.task.input) for s in seen}
+        self._inputs = {s.trace.task.id: dict(fields(s.trace.task.input, "input")) for s in seen}
         self._known = list(dict.fromkeys(_Known(s.trace.task.id, s.text) for s in seen))
+        # What was sent before a reply is not made of it: the first call with a text says what may be in it.
+        self._first: dict[str, Sighting] = {}
+        for sighting in seen:
+            self._first.setdefault(sighting.text, sighting)
+        self._hints: dict[str, Hints] = {}
 
     def prompts(self) -> list[Prompt]:
         """The prompts; `notes` then says what is none."""
         if whole := self._whole():
             return [self._input(self._known, whole, f"each text is the task's `{whole}`")]
-        masked: dict[str, list[_Known]] = {}
-        hints = [self._inputs[known.task] for known in self._known]
-        for text, known in zip(
-            mask([k.text for k in self._known], hints), self._known, strict=True
-        ):
-            masked.setdefault(text, []).append(known)
-        parts = split(list(masked))
+        owners: dict[str, list[_Known]] = {}
+        for known in self._known:
+            owners.setdefault(known.text, []).append(known)
+        parts = split(list(owners), self._filled_in)
         made: list[Prompt] = []
-        rest = [known for text in parts.rest for known in masked[text]]
+        rest = [known for text in parts.rest for known in owners[text]]
         for texts in parts.prompts:
-            made += self._of([known for text in texts for known in masked[text]], rest)
+            made += self._of([known for text in texts for known in owners[text]], rest)
         made += self._constant(rest)
         if rest:
             self.notes.append(
@@ -167,7 +172,10 @@ class _Finding:
     def _of(self, known: list[_Known], rest: list[_Known]) -> list[Prompt]:
         """The prompt of texts that belong together; none where nothing of them is constant."""
         prompt = self._prompt(known)
+        order = self._order(known, prompt)
         if any(map(str.isalnum, "".join(prompt.parsed.pieces))):
+            if order:
+                self.notes.append(f"{self._where()}: {order}; have the agent keep their order")
             return [prompt]
         several = list(known)
         made = self._constant(several)
@@ -178,9 +186,19 @@ class _Finding:
             return [self._input(known, "text", "nothing of it is constant")]
         self.notes.append(
             f"{self._where()}: no slot, as nothing is constant in its {_counted(prompt.texts, 'distinct text')};"
-            " the agent changes it on each call"
+            f" the agent changes it on each call{order and '; '}{order}"
         )
         return []
+
+    def _order(self, known: Sequence[_Known], prompt: Prompt) -> str:
+        """What cannot be tuned as its order changes, in words."""
+        texts = spread(list(dict.fromkeys(each.text for each in known)), SAMPLE)
+        lines = shuffled(texts, prompt.parsed.pieces)
+        return (
+            f"{_counted(lines, 'line')} that all texts have come in another order on each call"
+            if lines
+            else ""
+        )
 
     def _constant(self, known: list[_Known]) -> list[Prompt]:
         """A prompt without holes for each text that several tasks have; the others are left in `known`."""
@@ -206,13 +224,21 @@ class _Finding:
         return self._made(known, found, is_input=True)
 
     def _prompt(self, known: Sequence[_Known]) -> Prompt:
-        hints = [self._inputs[each.task] for each in known]
-        return self._made(known, infer([each.text for each in known], hints), is_input=False)
+        found = infer([each.text for each in known], self._filled_in)
+        return self._made(known, found, is_input=False)
+
+    def _filled_in(self, text: str) -> Hints:
+        """What may have been filled into a text."""
+        if text not in self._hints:
+            first = self._first[text]
+            self._hints[text] = hints(first.trace, first.call, text)
+        return self._hints[text]
 
     def _made(self, known: Sequence[_Known], found: Found, *, is_input: bool) -> Prompt:
         texts = {each.text for each in known}
         seen = [sighting for sighting in self._seen if sighting.text in texts]
-        distinct = dict.fromkeys(tuple(each.items()) for each in found.fillings if each)
+        fillings = [each for each in found.fillings if each]
+        distinct = dict.fromkeys(tuple(each.items()) for each in fillings)
         speakers = {"/".join(filter(None, (s.call.agent, s.call.node))) for s in seen}
         return Prompt(
             name="",
@@ -220,15 +246,13 @@ class _Finding:
             role=self._place.role,
             template=found.template.source,
             is_input=is_input,
-            confidence=round(found.confidence, 3),
+            confidence=math.floor(100 * found.confidence) / 100,
             reasons=found.reasons,
             speakers=tuple(sorted(speakers - {""})),
             calls=len({s.call.id for s in seen}),
             tasks=len({s.trace.task.id for s in seen}),
             texts=len(texts),
-            values={
-                name: len({each[name] for each in found.fillings}) for name in found.template.holes
-            },
+            values={name: len({each[name] for each in fillings}) for name in found.template.holes},
             examples=tuple(map(dict, islice(distinct, _EXAMPLES))),
         )
 

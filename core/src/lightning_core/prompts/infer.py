@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -9,13 +10,18 @@ import msgspec
 
 from lightning_core.errors import UsageError
 from lightning_core.prompts.align import align
-from lightning_core.prompts.masking import known_holes, mask, unmask
+from lightning_core.prompts.hints import Hints
 from lightning_core.prompts.naming import hole_names
 from lightning_core.prompts.settle import matcher, settle, trim
+from lightning_core.prompts.widen import Known, sources, widen
 from lightning_core.template import Misfit, Template
 
+SAMPLE: Final = 192
+"""Texts, evenly spread, that are looked at for what is known to have been filled in."""
 _STEP: Final = 40
 """Texts that are aligned at once; those that do not fit what comes of it are taken in after that."""
+_SPARE: Final = 10
+"""One in so many texts may be taken apart in several ways."""
 _HELD_OUT: Final = 48
 """Texts that the confidence is measured with; fewer where they are long."""
 _CHARACTERS: Final = 1_000_000
@@ -27,60 +33,73 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The template of some texts."""
 
     template: Template
-    """The template; it matches each of the texts."""
-    fillings: tuple[Mapping[str, str], ...]
-    """What fills its holes, by name, for each text in the order given."""
+    """The template; each of the texts was made of it."""
+    fillings: tuple[Mapping[str, str] | None, ...]
+    """What fills its holes, by name, for each text in the order given; None for the few that can be taken apart in several
+    ways."""
     confidence: float
     """The chance that another text of the same prompt fits it, 0 to 1; see `infer`."""
     reasons: tuple[str, ...]
     """Why not more and not less, in words."""
 
 
-def infer(texts: Sequence[str], hints: Sequence[Mapping[str, str]] = ()) -> Found:
+def infer(texts: Sequence[str], known: Known | None = None) -> Found:
     """The template of texts that are all made of it.
 
     What is constant in all distinct texts is constant, all else are holes; `align` says when a piece between two holes
-    is no accident. A piece that could lie at two places of a text, because what fills a hole looks like it, is none: the
-    holes around it are one. Few, long holes are preferred.
+    is no accident. A piece that could lie at two places of more than one text in ten, because what fills a hole looks like
+    it, is none: the holes around it are one. Few, long holes are preferred. What is known to have been filled in is a
+    hole from end to end, see `widen`.
 
-    The confidence is measured: parts of the distinct texts are held out in turn, and matched with the template of the
-    others. With s of n texts matching it is (s + 1) / (n + 2), Laplace's rule of succession. One distinct text, whose
-    holes cannot be told, has the confidence c / (c + 2) where it comes c times.
+    The confidence is the chance that another text fits, if it comes as these came. A text that was seen fits as these do.
+    One that was not fits with the chance (s + 1) / (n + 2), where s of n distinct texts fit the template of the others
+    when held out (Laplace's rule of succession); with one distinct text it does not. That the next one was not seen has the
+    chance (o + 1) / (c + 2), where o of the c texts came once (Good and Turing's estimate, smoothed likewise).
 
     Args:
-        texts: the texts; equal ones count once but for the confidence.
-        hints: for each text, values by name that may have been filled in. A value that each text has once is a hole,
-            whatever it shares with others, and has its name where nothing before it says more.
+        texts: the texts, each as often as it came.
+        known: gives, for a text, what may have been filled into it; it is asked for at most `SAMPLE` of the distinct ones.
 
     Raises:
         UsageError: there is no text.
     """
     if not texts:
         raise UsageError("`infer` needs at least one text of the prompt but got none")
-    masked = dict(zip(texts, mask(texts, hints), strict=True))
-    pieces = _pieces(masked)
-    template = Template.of(pieces, hole_names(pieces, known_holes(pieces, texts, hints)))
-    confidence, reasons = _confidence(masked, len(texts))
+    known = known or _nothing
+    counts = Counter(texts)
+    distinct = list(counts)
+    sample = spread(distinct, SAMPLE)
+    pieces = _pieces(distinct, sample, known)
+    template = Template.of(pieces, hole_names(pieces, sources(pieces, sample, known)))
+    fillings = {text: _filled(template, text) for text in distinct}
+    confidence, reasons = _confidence(counts, fillings, sample, known)
     return Found(
         template=template,
-        fillings=tuple(_filled(template, text) for text in texts),
+        fillings=tuple(fillings[text] for text in texts),
         confidence=confidence,
         reasons=reasons,
     )
 
 
 def fit(distinct: Sequence[str]) -> list[str]:
-    """The constant pieces of distinct texts: a template of these matches each."""
+    """The constant pieces of distinct texts: each was made of these.
+
+    One text in ten may be such that it can be taken apart in several ways.
+    """
     chosen = spread(distinct, _STEP)
+    firm: set[str] = set()
     while True:
-        pieces = settle(align(chosen), chosen)
+        spare = len(chosen) // _SPARE
+        pieces = settle(align(chosen, spare, firm), chosen, spare)
         matches = matcher(pieces)
-        if any(matches(text) is Misfit.OTHER for text in chosen):
-            return ["", ""]  # more words than `Vocabulary` can tell apart
         outside = [text for text in distinct if matches(text) is Misfit.OTHER]
         if not outside:
-            return trim(settle(pieces, distinct), distinct)
-        chosen += spread(outside, _STEP)
+            return trim(settle(pieces, distinct, len(distinct) // _SPARE), distinct)
+        left_out = set(chosen).intersection(outside)
+        if not left_out.isdisjoint(firm):
+            return ["", ""]  # more words than `Vocabulary` can tell apart
+        firm |= left_out
+        chosen += spread([text for text in outside if text not in left_out], _STEP)
 
 
 def spread(texts: Sequence[str], most: int) -> list[str]:
@@ -89,31 +108,49 @@ def spread(texts: Sequence[str], most: int) -> list[str]:
     return [texts[index * len(texts) // count] for index in range(count)]
 
 
-def _pieces(masked: Mapping[str, str]) -> list[str]:
-    """The constant pieces of distinct texts, each with its masked form."""
-    return settle(unmask(fit(list(dict.fromkeys(masked.values())))), list(masked))
+def _nothing(text: str) -> Hints:
+    return {}
 
 
-def _filled(template: Template, text: str) -> dict[str, str]:
+def _pieces(distinct: Sequence[str], sample: Sequence[str], known: Known) -> list[str]:
+    """The constant pieces of distinct texts; of those in `sample` is asked what may have been filled in."""
+    return settle(widen(fit(distinct), sample, known), distinct, len(distinct) // _SPARE)
+
+
+def _filled(template: Template, text: str) -> dict[str, str] | None:
     values = template.match(text)
-    assert not isinstance(values, Misfit), (template, text)
-    return values
+    assert values is not Misfit.OTHER, (template, text)
+    return None if isinstance(values, Misfit) else values
 
 
-def _confidence(masked: Mapping[str, str], count: int) -> tuple[float, tuple[str, ...]]:
-    distinct = list(masked)
-    if len(distinct) == 1:
-        often = "once" if count == 1 else f"{count} times"
-        return count / (count + 2), (f"one text, seen {often}: its holes cannot be told",)
-    length = sum(map(len, distinct)) // len(distinct) + 1
-    held = spread(distinct, max(2, min(_HELD_OUT, _CHARACTERS // length)))
+def _confidence(
+    counts: Mapping[str, int],
+    fillings: Mapping[str, Mapping[str, str] | None],
+    sample: Sequence[str],
+    known: Known,
+) -> tuple[float, tuple[str, ...]]:
+    total = sum(counts.values())
+    unseen = (sum(count == 1 for count in counts.values()) + 1) / (total + 2)
+    if len(counts) == 1:
+        often = "once" if total == 1 else f"{total} times"
+        return 1 - unseen, (f"one text, seen {often}: its holes cannot be told",)
+    length = sum(map(len, sample)) // len(sample) + 1
+    held = spread(sample, max(2, min(_HELD_OUT, _CHARACTERS // length)))
     folds = min(len(held), _FOLDS)
     fitting = 0
     for fold in range(folds):
-        others = {text: masked[text] for i, text in enumerate(held) if i % folds != fold}
-        matches = matcher(_pieces(others))
+        others = [text for number, text in enumerate(held) if number % folds != fold]
+        matches = matcher(_pieces(others, others, known))
         fitting += sum(not isinstance(matches(text), Misfit) for text in held[fold::folds])
-    return (fitting + 1) / (len(held) + 2), (
-        f"{len(distinct)} distinct texts",
+    new = (fitting + 1) / (len(held) + 2)
+    reasons = [
+        f"{len(counts)} distinct texts",
         f"{fitting} of {len(held)} fit the template of the others when held out",
-    )
+    ]
+    unclear = [text for text, values in fillings.items() if values is None]
+    if unclear:
+        reasons.append(
+            f"{len(unclear)} can be taken apart in several ways, and would pass unchanged"
+        )
+    seen = 1 - sum(counts[text] for text in unclear) / total
+    return unseen * new + (1 - unseen) * seen, tuple(reasons)

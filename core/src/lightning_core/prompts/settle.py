@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -20,18 +21,23 @@ def matcher(pieces: Sequence[str]) -> Match:
     return Template.of(pieces, [f"_{number}" for number in range(len(pieces) - 1)]).match
 
 
-def settle(pieces: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """The pieces without those that could lie at two places of a text; the shortest of them go first."""
+def settle(pieces: Sequence[str], texts: Sequence[str], spare: int = 0) -> list[str]:
+    """The pieces without those that could lie at two places of a text; those of most texts, and the shortest, go first.
+
+    Args:
+        pieces: constant pieces.
+        texts: texts that they fit.
+        spare: of how many texts it may stay open how they are taken apart.
+    """
     left = list(pieces)
-    changed = True
-    while changed:
-        changed, matches = False, matcher(left)
-        for text in texts:
-            # One piece less leaves more room to the others, so that every text is looked at again.
-            while matches(text) is Misfit.AMBIGUOUS:
-                left.pop(min(_loose(left, text), key=lambda index: len(left[index])))
-                changed, matches = True, matcher(left)
-    return left
+    while True:
+        matches = matcher(left)
+        unclear = [text for text in texts if matches(text) is Misfit.AMBIGUOUS]
+        if len(unclear) <= spare:
+            return left
+        # One piece less leaves more room to the others, so that every text is looked at again.
+        counts = Counter(index for text in unclear for index in _loose(left, text))
+        left.pop(min(counts, key=lambda index: (-counts[index], len(left[index]), index)))
 
 
 def _loose(pieces: Sequence[str], text: str) -> list[int]:
@@ -56,6 +62,8 @@ def trim(pieces: Sequence[str], texts: Sequence[str]) -> list[str]:
     each begins with `CREATE TABLE`; and question and exclamation marks at a line's end.
     """
     left = list(pieces)
+    matches = matcher(left)
+    texts = [text for text in texts if not isinstance(matches(text), Misfit)]
     for hole in range(len(pieces) - 1):
         filled = _filled(left, texts, hole)
         for end in _line_ends(left[hole + 1]):

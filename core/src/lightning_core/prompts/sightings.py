@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from lightning_core.records import Json
 from lightning_core.trace import Call, Trace
 
 _ROLES: Final = ("system", "developer", "user")
@@ -82,15 +81,3 @@ def _numbered(said: list[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
         number = numbers[role]
         last = role == "user" and number == totals[role]
         yield role, text, "" if number == 1 else "last" if last else str(number)
-
-
-def inputs(value: Json, name: str = "input") -> Mapping[str, str]:
-    """The texts in a task's input, by the name of the field; `input` where it has none."""
-    found: dict[str, str] = {}
-    if isinstance(value, str):
-        found[name] = value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            for each, text in inputs(inner, str(key)).items():
-                found.setdefault(each, text)
-    return found
