@@ -13,7 +13,7 @@ from lightning_core.errors import UsageError
 from lightning_core.scaffold import KINDS, write
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"adapter": "docs/writing-an-adapter.md"}
+PAGES = {"adapter": "docs/writing-an-adapter.md", "backend": "docs/writing-a-backend.md"}
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```", re.S | re.M)
 
 
@@ -79,39 +79,72 @@ def test_what_is_written_is_in_ruff_s_format(plugin):
         assert done.returncode == 0, done.stdout
 
 
+AGENT = """
+import openai
+from lightning_relay.stand_in import Team
+
+team = Team(openai.AsyncOpenAI(api_key="any"), ("writer", "critic"))
+
+
+def answer(words):
+    messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": words}]
+    reply = openai.OpenAI(api_key="any").chat.completions.create(model="any", messages=messages)
+    return reply.choices[0].message.content
+
+
+def score(task, trace):
+    return float(trace.output.islower())
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_stranger_builds_installs_tests_and_runs_it(tmp_path, scripted_server):
-    """In a fresh environment, from the command to the labels of a run's calls."""
+def test_a_stranger_builds_installs_tests_and_runs_them(tmp_path, scripted_server):
+    """In a fresh environment: an adapter that labels a run's calls, and a backend that finds a better prompt."""
+    bin = tmp_path / "venv/bin"
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
+    environ |= {"OPENAI_BASE_URL": scripted_server.base_url, "PYTHONPATH": ""}
 
-    def call(*words, **env):
-        words = [str(word) for word in words]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | env
+    def call(*words):
         done = subprocess.run(
-            words, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=env
-        )
+            [str(word) for word in words], cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environ
+        )  # fmt: skip
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def pip(*words):
+        call(bin / "python", "-m", "pip", "--disable-pip-version-check", *words)
+
+    def core(*words):
+        return call(bin / "lightning-core", *words)
+
     call(sys.executable, "-m", "venv", "venv")
-    bin = tmp_path / "venv/bin"
-    pip = (bin / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", ROOT / "constraints.txt")  # fmt: skip
-    call(*pip, ROOT / "core")
-    said = call(bin / "lightning-core", "new-plugin", "adapter", "relay")
-    assert "cd lightning-relay" in said
-    call(bin / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", "wheels", "./lightning-relay")  # fmt: skip
-    (wheel,) = (tmp_path / "wheels").iterdir()
-    call(*pip, f"{wheel}[test]")
-    assert re.search(r"\b1[01] passed", call(bin / "python", "-m", "pytest", "-q", "lightning-relay"))  # fmt: skip
-    assert "relay" in call(bin / "lightning-core", "plugins")
-    (tmp_path / "agent.py").write_text(
-        "import openai\n"
-        "from lightning_relay.stand_in import Team\n"
-        "team = Team(openai.AsyncOpenAI(api_key='any'), ('writer', 'critic'))\n"
-    )
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "input": "hello"}) + "\n")
-    call(bin / "lightning-core", "run", "agent.py:team", "--tasks", "tasks.jsonl",
-         "--model", scripted_server.base_url)  # fmt: skip
-    shown = json.loads(call(bin / "lightning-core", "show", "last", "a", "--json"))
+    pip("install", "-q", "-c", ROOT / "constraints.txt", ROOT / "core")
+    for kind, name, passed in (("adapter", "relay", r"1[01]"), ("backend", "another", "[89]")):
+        assert f"cd lightning-{name}" in core("new-plugin", kind, name)
+        pip("wheel", "-q", "--no-deps", "-w", f"wheels/{name}", f"./lightning-{name}")
+        (wheel,) = (tmp_path / "wheels" / name).iterdir()
+        pip("install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[test]")
+        said = call(bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"lightning-{name}")  # fmt: skip
+        assert re.search(rf"\b{passed} passed", said), said
+    listed = core("plugins")
+    assert "relay" in listed
+    assert "another" in listed
+
+    (tmp_path / "agent.py").write_text(AGENT)
+    lines = [json.dumps({"id": f"t{n}", "input": f"HELLO {n}"}) for n in range(6)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    core("run", "agent.py:team", "--tasks", "tasks.jsonl", "--limit", "1")
+    shown = json.loads(core("show", "last", "t0", "--json"))
     assert [call["agent"] for call in shown["calls"]] == ["writer", "critic"]
     assert [span["name"] for span in shown["spans"]] == ["writer", "critic"]
+
+    def reply(request):
+        told = request.messages[0]["content"] == "Use small letters."
+        return "hello" if told else "HELLO"
+
+    scripted_server.respond(reply)
+    core("optimize", "agent.py:answer", "--tasks", "tasks.jsonl", "--val", "tasks.jsonl", "--reward", "agent.py:score",
+         "--backend", "another", "--set", "original=Answer.", "--set", "other=Use small letters.", "--name", "better")  # fmt: skip
+    strategy = json.loads((tmp_path / "runs/better/strategy.json").read_text())
+    assert strategy["prompt_templates"]["prompt"]["template"] == "Use small letters."

@@ -11,7 +11,7 @@ from typing import Final
 
 from lightning_core.errors import UsageError
 
-KINDS: Final = ("adapter",)
+KINDS: Final = ("adapter", "backend")
 """What there are scaffolds for."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _SUFFIX: Final = ".txt"
