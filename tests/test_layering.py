@@ -18,7 +18,7 @@ PACKAGES = {
 PROTOCOLS = {
     "records", "errors", "capability", "task", "reward", "rollout", "trace", "adapter", "engine", "sampling", "runs",
     "backend", "optimization", "executor", "findings", "recipe", "strategy", "strategy_changes", "strategy_schema",
-    "template", "slots",
+    "template", "slots", "shown",
 }  # fmt: skip
 HEAVY = {
     "torch", "transformers", "langgraph", "langchain", "langchain_core", "openai", "litellm", "opentelemetry", "httpx",

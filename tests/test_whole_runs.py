@@ -362,20 +362,11 @@ def test_a_run_is_resumed_only_with_what_it_was_started_with(
     assert json.loads((folder / "runs/mine/run.json").read_text()) == kept
 
 
-def test_a_name_that_is_taken_is_refused(cli, scripted_server, write_tasks):
+def test_a_name_that_is_taken_is_refused(run, write_tasks):
     write_tasks({"id": "a", "input": "x"})
-    arguments = (
-        "run",
-        "agents.py:plain",
-        "--tasks",
-        "tasks.jsonl",
-        "--model",
-        scripted_server.base_url,
-        "--name",
-        "one",
-    )
-    assert cli(*arguments).returncode == 0
-    again = cli(*arguments)
+    arguments = ("agents.py:plain", "--name", "one")
+    assert run(*arguments).returncode == 0
+    again = run(*arguments)
     assert again.returncode == 1
     assert "`--resume`" in again.stderr
 
@@ -476,20 +467,11 @@ async def test_run_sync_refuses_a_running_loop():
         lc.run_sync(lambda question: question, [{"input": "x"}])
 
 
-def test_a_resumed_run_tells_of_each_rollout_once(cli, folder, scripted_server, write_tasks):
+def test_a_resumed_run_tells_of_each_rollout_once(run, folder, write_tasks):
     write_tasks({"id": "a", "input": "x"}, {"id": "b", "input": "y"})
-    arguments = (
-        "run",
-        "agents.py:plain",
-        "--tasks",
-        "tasks.jsonl",
-        "--model",
-        scripted_server.base_url,
-        "--name",
-        "one",
-    )
-    assert cli(*arguments).returncode == 0
-    assert cli(*arguments, "--resume").returncode == 0
+    arguments = ("agents.py:plain", "--name", "one")
+    assert run(*arguments).returncode == 0
+    assert run(*arguments, "--resume").returncode == 0
     lines = (folder / "runs/one/metrics.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["task"] for line in lines) == ["a", "b"]
 

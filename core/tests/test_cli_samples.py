@@ -11,8 +11,10 @@ from lightning_core.learn import Built
 from lightning_core.reward import Reward, RewardStatus
 from lightning_core.rollout import Attempt, Cause, Mode, Rollout, RolloutStatus
 from lightning_core.runs import RunConfig
+from lightning_core.server import Server, ServerConfig
 from lightning_core.store.sqlite import SQLiteStore
 from lightning_core.task import Task
+from lightning_core.tokens import Scope
 from lightning_core.trace import Call, Choice, TokenSource
 
 
@@ -47,15 +49,15 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     folder = RunFolder.create(tmp_path, "demo", hint="")
     folder.write_config(RunConfig(name="demo", agent="a", created_at=1))
-    asyncio.run(fill(folder))
+    asyncio.run(fill(folder.store))
     return tmp_path
 
 
-async def fill(folder):
+async def fill(path):
     first = [user("write\x1b[2J a poem")]
     second = [*first, said("roses"), user("and now?")]
     third = [*second, said("violets"), user("more")]
-    async with await SQLiteStore.open(folder.store) as store:
+    async with await SQLiteStore.open(path) as store:
         for name, reward, group in (("x", 1.0, "g"), ("y", 0.0, "g"), ("z", 1.0, None)):
             rollout = Rollout(
                 id=f"demo:{name}", task_id="t", run="demo", group=group, status=RolloutStatus.SUCCEEDED
@@ -75,6 +77,18 @@ async def fill(folder):
             )  # fmt: skip
             status = RewardStatus.SCORED
             await store.put_rewards(rollout.id, [Reward(value=reward, status=status)])
+
+
+@pytest.fixture
+async def server(tmp_path, monkeypatch):
+    """A server elsewhere that has the run; nothing of it is in this user's runs."""
+    monkeypatch.setenv("LIGHTNING_CORE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COLUMNS", "160")
+    folder = tmp_path / "server"
+    folder.mkdir()
+    await fill(folder / "store.sqlite")
+    async with Server(ServerConfig(folder=folder)) as server:
+        yield server
 
 
 def table(text):
@@ -185,3 +199,38 @@ def test_a_tokenizer_that_cannot_be_had_is_one_clear_error(runs, capsys, tmp_pat
     (tmp_path / "bad" / "tokenizer.json").write_text("{")
     assert main(["samples", "demo", "x", "--tokenizer", str(tmp_path / "bad")]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+async def test_a_run_on_a_server_is_read_from_there(server, capsys, monkeypatch):
+    async def samples(*arguments):
+        monkeypatch.setenv("LIGHTNING_CORE_TOKEN", server.token(Scope.ADMIN))
+        status = await asyncio.to_thread(main, ["samples", *arguments, "--server", server.url])
+        assert status == 0
+        return capsys.readouterr().out
+
+    rows = table(await samples("demo"))
+    assert sorted(rows) == ["x", "y"]
+    assert (rows["x"]["calls"], rows["x"]["learnt"]) == ("4", "6")
+    # The group is read too: credit and advantage are by the reward within it.
+    built = Built.from_json(await samples("demo", "y", "--json"))
+    assert [s.credit for s in built.samples[0].segments] == [0.0, 0.0]
+    assert all(s.advantage < 0 for s in built.samples[0].segments)
+
+
+@pytest.mark.parametrize(
+    ("run", "token", "message"),
+    [
+        ("demo", None, "an admin token is needed; set `LIGHTNING_CORE_TOKEN`"),
+        ("demo", "wrong", "token: not one of this server's"),
+        ("none", "right", "run `none`: not on server http://127.0.0.1"),
+    ],
+)
+async def test_a_server_that_does_not_tell_is_one_clear_error(
+    server, capsys, monkeypatch, run, token, message
+):
+    monkeypatch.delenv("LIGHTNING_CORE_TOKEN", raising=False)
+    if token is not None:
+        given = server.token(Scope.ADMIN) if token == "right" else token
+        monkeypatch.setenv("LIGHTNING_CORE_TOKEN", given)
+    assert await asyncio.to_thread(main, ["samples", run, "--server", server.url]) == 1
+    assert message in capsys.readouterr().err

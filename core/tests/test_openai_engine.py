@@ -89,7 +89,7 @@ async def test_the_key_may_have_a_name_of_its_own(scripted_server, tmp_path, mon
     (endpoint,) = await engine(scripted_server.base_url, tmp_path, api_key_env="MY_KEY").start()
     assert endpoint.api_key == "sk-mine"
     monkeypatch.delenv("MY_KEY")
-    with pytest.raises(EngineError, match="`MY_KEY` is not set"):
+    with pytest.raises(UsageError, match=r"engine `openai` at 127\.0\.0\.1: `MY_KEY` is not set"):
         await engine(scripted_server.base_url, tmp_path, api_key_env="MY_KEY").start()
 
 

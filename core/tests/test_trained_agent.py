@@ -10,6 +10,7 @@ from lightning_core.strategy import (
     Message,
     ModelChoice,
     PromptTemplate,
+    Provenance,
     Step,
     Strategy,
 )
@@ -307,7 +308,7 @@ def test_messages_stand_in_order_with_demonstrations_before_the_first_users(agen
         "other": PromptTemplate(template="never sent"),
     }  # fmt: skip
     context = {"q_1": "{task} {{", "schema": {"t": ["列"]}}
-    agent(prompts, checker=lambda *_: 1).execute("x", context)
+    agent(prompts, checker=lambda *_: 1, log=lambda text: None).execute("x", context)
     assert sent(scripted_server.requests[0]) == [
         "system: Keep {braces}.",
         "developer: Dev",
@@ -502,3 +503,20 @@ def test_an_endpoint_that_fails_is_one_error(agent, scripted_server):
     scripted_server.enqueue("1", Error(400, {"error": {"message": "no such model"}}))
     with pytest.raises(EngineError, match="answered 400: no such model"):
         agent().execute("x")
+
+
+def test_what_is_for_another_agent_alone_is_listed_and_the_rest_is_run(agent):
+    logged = []
+    other = PromptTemplate(template="Which kind?", label="classify")
+    fields = {
+        "models": {"classify": ModelChoice(model="x"), "write": ModelChoice(model="m")},
+        "interaction_patterns": {"way": InteractionPattern(chosen="a", options={"a": ()})},
+        "provenance": Provenance(agent="other.py:graph"),
+    }
+    rules = {"tries": 3, "max_attempts": 1}
+    made = agent({"write": WRITE, "kind": other}, fields=fields, rules=rules, log=logged.append)
+    assert made.execute("How many?") == ("1", 1)
+    assert logged == [
+        "strategy: no flow uses prompt `kind`, rule `tries`, pattern `way`, model of `classify`; that is for"
+        " `other.py:graph` alone"
+    ]

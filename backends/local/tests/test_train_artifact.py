@@ -1,5 +1,7 @@
 """Artifacts: what is exported is the policy that was trained, for whoever loads it."""
 
+import shutil
+
 import msgspec
 import pytest
 import torch
@@ -155,8 +157,34 @@ def test_what_cannot_be_exported_is_said(trained, tmp_path):
 def test_another_base_model_is_not_taken_for_the_trained_one(trained, folders, tmp_path):
     _, checkpoint = trained()
     file = export(checkpoint, "policy.pt", tmp_path / "out")
-    with pytest.raises(UsageError, match="its weights differ"):
+    with pytest.raises(UsageError, match=r"another base model than .* fingerprint"):
         load_policy(file, base=str(folders["other"]))
+
+
+def test_a_base_model_that_was_replaced_since_is_not_served_with_the_policy(
+    trained, folders, tmp_path
+):
+    trainer, checkpoint = trained()
+    out = export(checkpoint, "policy.pt", tmp_path / "out").parent
+    content = torch.load(out / "policy.pt", weights_only=True)
+    base = tmp_path / "base"
+    content["training_config"]["base_model"] = str(base)
+    torch.save(content, out / "policy.pt")
+    shutil.copytree(folders["llama"], base)
+    for dtype in ("float32", "bfloat16", "float16"):
+        loaded = models.load(str(out), dtype=dtype)
+        assert loaded.model.dtype is getattr(torch, dtype)
+        close = {} if dtype == "float32" else {"atol": 0.1, "rtol": 0.1}
+        got = logits(loaded.model.float())
+        torch.testing.assert_close(got, logits(trainer.policy.network), **close)
+    shutil.rmtree(base)
+    shutil.copytree(folders["other"], base)
+    with pytest.raises(UsageError) as refused:
+        models.load(str(out))
+    said = str(refused.value)
+    assert f"policy {str(out / 'policy.pt')!r} was trained on another base model than" in said
+    assert f"expected the fingerprint {trainer.policy.fingerprint!r} but got" in said
+    assert "put that model there again" in said
 
 
 def test_code_in_a_policy_is_not_run(tmp_path):

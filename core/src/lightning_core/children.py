@@ -14,9 +14,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ _STOP_SECONDS: Final = 15.0
 _OF_OUR_PYTHON: Final = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"}
 _TAIL_BYTES: Final = 64 * 1024
 _NOT_HANDED_ON: Final = {*variables.OF_AN_ATTEMPT, variables.TOKEN}
+_T = TypeVar("_T")
 
 
 class Child:
@@ -63,24 +64,13 @@ class Child:
         """
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            file = self.log.open("ab")
+            self.log.touch()
         except OSError as error:
             raise WireError(
                 f"run folder `{self.log.parent.parent}`: cannot be written: {error.strerror};"
                 " choose another with `LIGHTNING_CORE_RUNS`"
             ) from error
-        with file:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,  # Ctrl+C reaches the parent alone, which ends its children in order.
-                env={k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON},
-            )
-        if self._secret is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.write(msgspec.json.encode(self._secret) + b"\n")
+        self._process = await start_child(self._command, log=self.log, opening=self._secret)
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 line = await self._read_line()
@@ -142,17 +132,80 @@ class Child:
         return lines[-1] if lines else "it said nothing"
 
 
+async def start_child(
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    opening: object = None,
+    limit: int = 1 << 16,
+) -> asyncio.subprocess.Process:
+    """Start a process with its standard input as its lifeline, and its standard output for us to hear.
+
+    It leads a session of its own: Ctrl+C reaches the parent alone, which ends its children in order.
+
+    Args:
+        command: what to start.
+        log: the file to which its standard error is appended.
+        env: its environment; by default ours, without what is an attempt's and without the user's token.
+        cwd: where it runs.
+        opening: what it gets from `read_opening`; None is nothing.
+        limit: bytes of the longest line that it says.
+
+    Raises:
+        OSError: it cannot be started, or the log not be written.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if env is None:
+        env = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON}
+    with log.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file,
+            start_new_session=True, env=env, cwd=cwd, limit=limit,
+        )  # fmt: skip
+    if opening is not None:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(opening) + b"\n")
+    return process
+
+
+def read_opening(type_: type[_T]) -> _T:
+    """In the child, before anything else: what its parent gave it. What follows on standard input stays unread.
+
+    Raises:
+        msgspec.DecodeError: the parent gave nothing, or something else.
+    """
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return msgspec.json.decode(line, type=type_)
+
+
+def take_lifeline() -> int:
+    """In the child: our standard input, out of the way of what we start, which would hold it; theirs is empty."""
+    lifeline = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return lifeline
+
+
+def take_stdout() -> BinaryIO:
+    """In the child: our standard output, out of the way of what libraries print, in Python or C; that goes to the log."""
+    own = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return own
+
+
 def read_secret() -> str:
-    """In the child, before anything else: what its parent gave as `secret`. What follows on standard input stays unread.
+    """In the child, before anything else: what its parent gave as `secret`.
 
     Raises:
         WireError: the parent gave none.
     """
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
-        line += byte
     try:
-        return msgspec.json.decode(line, type=str)
+        return read_opening(str)
     except msgspec.DecodeError as error:
         raise WireError(
             "standard input: expected a secret as a line of JSON; this process is started by another of ours,"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from lightning_core.capability import Capability
 from lightning_core.engine import Endpoint, Engine, EngineFactory
 from lightning_core.errors import EngineError, UsageError
+from lightning_core.provider import key_for
 from lightning_core.redaction import without_userinfo
 
 _ADDRESS: Final = re.compile(r"(?:(?P<model>[^@\s]+)@)?(?P<url>https?://\S+)")
@@ -55,8 +55,14 @@ class OpenAIEngine(Engine):
         return self._gives or frozenset()
 
     async def start(self) -> tuple[Endpoint, ...]:
-        """Ask for the model list; the endpoint of the named model, else of the first."""
-        key = self._key()
+        """Ask for the model list; the endpoint of the named model, else of the first.
+
+        Raises:
+            EngineError: no model list came, and no model is named.
+            UsageError: a key is needed and not set, or is none.
+        """
+        host = urlsplit(self._address.url).hostname
+        key = key_for(host, self._key_variable, who="engine `openai` at")
         listed = await self._models(key)
         model = self._address.model or (listed[0].get("id") if listed else None)
         if not model:
@@ -75,20 +81,6 @@ class OpenAIEngine(Engine):
 
     async def stop(self) -> None:
         """Nothing was started."""
-
-    def _key(self) -> str | None:
-        if self._key_variable is not None:
-            key = os.environ.get(self._key_variable)
-            if not key:
-                raise EngineError(
-                    f"engine `openai`: `{self._key_variable}` is not set; it was named by `api_key_env`"
-                )
-            return key
-        # The user's key is for the host that the user's own variables name; another one would learn it.
-        known = {"api.openai.com", urlsplit(os.environ.get("OPENAI_BASE_URL", "")).hostname}
-        if urlsplit(self._address.url).hostname in known:
-            return os.environ.get("OPENAI_API_KEY")
-        return None
 
     async def _models(self, key: str | None) -> list[dict[str, Any]]:
         url = f"{self._address.url}/models"

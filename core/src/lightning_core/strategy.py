@@ -211,7 +211,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores: dict[str, Json] = msgspec.field(default_factory=dict)
     """Mean rewards on held-out tasks: `before`, `after`, `difference`, its `interval` (95 %), `tasks`, `repeats`."""
     cost: dict[str, Json] = msgspec.field(default_factory=dict)
-    """What it took: `rollouts`, `calls`, `tokens`, `usd`, `seconds`."""
+    """What it took: `rollouts`, `calls`, `tokens`, `usd`, of it `reflection_usd`, `seconds`."""
 
 
 class Strategy(Record, frozen=True, kw_only=True):

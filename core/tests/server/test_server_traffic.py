@@ -11,7 +11,7 @@ from lightning_core.cli.traffic import Telling, take_traffic
 from lightning_core.gateway.strategy import CompiledStrategy
 from lightning_core.gateway.tally import Tally
 from lightning_core.rollout import Cause, RolloutStatus
-from lightning_core.strategy import PromptTemplate, Strategy
+from lightning_core.strategy import PromptTemplate, Provenance, Strategy
 from lightning_core.testing import ScriptedServer
 from lightning_core.testing.store import make_call
 from lightning_core.trace import StrategyUse
@@ -105,7 +105,8 @@ def tally():
         name: PromptTemplate(original=f"{name} {{x}}", template="{x}") for name in ("one", "two")
     }
     templates["own"] = PromptTemplate(template="read by name")
-    return Tally(CompiledStrategy(Strategy(prompt_templates=templates)))
+    made_for = Provenance(agent="other.py:graph")
+    return Tally(CompiledStrategy(Strategy(prompt_templates=templates, provenance=made_for)))
 
 
 def test_counts_are_told_only_where_there_were_calls_since(tally, capsys):
@@ -138,5 +139,6 @@ async def test_a_slot_that_matched_none_of_20_calls_is_told_of_once(tally, capsy
     telling.cancel()
     said = capsys.readouterr().out
     assert said.count("slot `two` fits none of 20 calls") == 1
+    assert "The strategy was made for `other.py:graph`" in said
     assert "strategy: 50 calls" in said
     assert "slot `one`" not in said

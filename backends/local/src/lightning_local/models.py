@@ -123,8 +123,8 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
         dtype: `auto` is float32 on a CPU, else the model's own.
 
     Raises:
-        UsageError: there is no such model or device, the policy does not fit its base model, or the batch cannot
-            hold its kind of layers.
+        UsageError: there is no such model or device, the policy does not fit its base model or was trained on another, or
+            the batch cannot hold its kind of layers.
     """
     import torch
     import transformers
@@ -135,7 +135,9 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
     source, layers = _layers(model)
     where = _device(device)
     kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
-    if dtype == "auto" and where == "cpu":
+    # What lies on a base model goes on in full precision: in half the base would not be known again.
+    halved = dtype == "float16" and bool(layers)
+    if halved or (dtype == "auto" and where == "cpu"):
         kind = torch.float32
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(_tokenizer(source, layers))
@@ -153,6 +155,9 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
         )
     tokenizer.clean_up_tokenization_spaces = False
     network.to(where).eval()
+    # Of what lies further up the base has been merged, and its last digits are those of a precision and a device.
+    if layers and policy.is_policy(layers[0]):
+        policy.check_base(network, layers[0], name=policy.base_model(layers[0]))
     try:
         for folder in layers:
             if policy.is_policy(folder):
@@ -161,6 +166,8 @@ def load(model: str, *, device: str = "auto", dtype: str = "auto") -> Loaded:
                 read_weights(folder, network)()
     except EngineError as error:
         raise UsageError(f"model {model!r} cannot be loaded: {error}") from error
+    if halved:
+        network.half()
     ends = network.generation_config.eos_token_id
     eos = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
     context = int(getattr(text, "max_position_embeddings", 0) or 4096)

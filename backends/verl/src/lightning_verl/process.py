@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from lightning_core.children import end_by_lifeline, log_tail
+from lightning_core.children import end_by_lifeline, log_tail, start_child
 from lightning_core.errors import EngineError
 from lightning_verl.job import Job, Report
 
@@ -23,8 +23,7 @@ _LINE: Final = 1 << 20
 class TrainerProcess:
     """One trainer. Its standard input is its lifeline: it ends when this process does, however that comes.
 
-    It leads a session of its own, so that Ctrl+C reaches this process alone, and so that whatever it starts, Ray's
-    processes too, can be found and ended.
+    It leads a session of its own, so that whatever it starts, Ray's processes too, can be found and ended.
     """
 
     def __init__(
@@ -48,15 +47,11 @@ class TrainerProcess:
 
     async def __aenter__(self) -> TrainerProcess:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as file:
-            self._process = await asyncio.create_subprocess_exec(
-                # A module of the user's that is named like one of verl's must not take its place, here or in Ray's processes.
-                str(self._python), "-P", "-m", "lightning_verl.trainer", cwd=self._folder,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file,
-                start_new_session=True, env=dict(self._env), limit=_LINE,
-            )  # fmt: skip
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self._job) + b"\n")
+        # A module of the user's that is named like one of verl's must not take its place, here or in Ray's processes.
+        command = [str(self._python), "-P", "-m", "lightning_verl.trainer"]
+        self._process = await start_child(
+            command, log=self.log, env=self._env, cwd=self._folder, opening=self._job, limit=_LINE
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
+from lightning_core.children import read_opening, take_lifeline, take_stdout
 from lightning_verl.ray_actor import NodeOrder, NodeWorker
 from lightning_verl.ray_errors import brief
 from lightning_verl.ray_messages import (
@@ -245,15 +246,11 @@ def _join(asked: Opening) -> Any:
 
 def main() -> int:
     """Open Ray, and obey."""
-    reports = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # What Ray prints goes to the log.
-    lifeline = os.fdopen(os.dup(0), "rb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    reports = take_stdout()
+    opening = read_opening(Opening)
+    lifeline = os.fdopen(take_lifeline(), "rb")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    driver = Driver(msgspec.json.decode(lifeline.readline(), type=Opening), reports)
-    return asyncio.run(_main(driver, lifeline))
+    return asyncio.run(_main(Driver(opening, reports), lifeline))
 
 
 async def _main(driver: Driver, lifeline: IO[bytes]) -> int:

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from lightning_core.children import end_by_lifeline
+from lightning_core.children import end_by_lifeline, start_child
 from lightning_core.errors import UsageError, WireError
 from lightning_core.executor import Executor, MakeWorker, WorkerOrder
-from lightning_core.instrument import variables
 from lightning_core.runs import RunConfig
 from lightning_verl.addresses import only_here, why_unreached
 from lightning_verl.ray_driver import STOP_SECONDS
@@ -187,16 +186,10 @@ class _Driver:
         return self._hearing is None or self._hearing.done()
 
     async def open(self, opening: Opening) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        ours = {*variables.OF_AN_ATTEMPT, variables.TOKEN}
-        with self._log.open("ab") as file:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "lightning_verl.ray_driver",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file,
-                start_new_session=True,  # Ctrl+C reaches the run alone, which ends its workers in order.
-                env={k: v for k, v in os.environ.items() if k not in ours}, limit=_LINE,
-            )  # fmt: skip
-        self.send(opening)
+        self._process = await start_child(
+            [sys.executable, "-m", "lightning_verl.ray_driver"],
+            log=self._log, opening=opening, limit=_LINE,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 report = await self._hear()

@@ -126,7 +126,7 @@ class Watch:
         asked = run.config.optimize
         assert asked is not None
         if line.step < asked.steps:
-            run.say(f"step {line.step + 1}: rollouts, then learning")
+            run.say(f"step {line.step + 1} of {asked.steps}: rollouts, then learning")
 
     def artifact(self, tasks: Sequence[Task]) -> Artifact:
         """What the run has come to, by its validation tasks."""

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from lightning_core.cli.decoding import Decode
-from lightning_core.cli.render import clip, content_text, counted, shown
+from lightning_core.cli.render import clip, content_text, counted
 from lightning_core.learn.drift import APART
 from lightning_core.learn.forest import Built
 from lightning_core.learn.sample import Sample, Segment
+from lightning_core.shown import shown
 from lightning_core.trace import Call, Trace
 
 _COLOURS: Final = ("green", "cyan", "magenta", "yellow", "blue", "red")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,17 +11,17 @@ import click
 import msgspec
 from rich.text import Text
 
-from lightning_core.cli.render import clip, plain, shown
+from lightning_core.cli.changed import changed
+from lightning_core.cli.render import clip, plain
 from lightning_core.cli.terminal import console
 from lightning_core.records import Json
+from lightning_core.shown import shown
 from lightning_core.strategy import Provenance, Strategy
 from lightning_core.strategy_changes import Change, changes
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _CONTEXT: Final = 2
 """Lines that are shown around a change."""
-_WORD: Final = re.compile(r"[^\W\u2e80-\uffff]+|\s+|.")
-"""A word; of scripts that put no space between them, a character."""
 _TITLES: Final = {
     "prompt_templates": "prompt",
     "decision_rules": "rule",
@@ -70,7 +68,7 @@ def _lines(found: Iterable[Change]) -> Iterator[Text]:
         for change in of_slot:
             if change.field in ("template", "original"):
                 yield Text(f"  {change.field}", style="dim")
-                yield from _texts(change.before or "", change.after or "")
+                yield from changed(change.before or "", change.after or "", context=_CONTEXT)
             elif change.field == "demonstrations":
                 yield from _demonstrations(change.before or [], change.after or [])
             elif change.field == "options":
@@ -108,36 +106,6 @@ def _demonstrations(old: list[Json], new: list[Json]) -> Iterator[Text]:
                 yield Text(f"  {sign} {message['role']}: {clip(message['content'], False)}", style)
     if not removed and not added:
         yield Text("  the demonstrations are in another order, or one is repeated", style="dim")
-
-
-def _texts(old: str, new: str) -> Iterator[Text]:
-    """The lines of two texts that differ, and some around them; within them the words that differ."""
-    lines = old.split("\n") if old else [], new.split("\n") if new else []
-    matcher = difflib.SequenceMatcher(None, *lines, autojunk=False)
-    for number, group in enumerate(matcher.get_grouped_opcodes(_CONTEXT)):
-        if number:
-            yield Text("  …", style="dim")
-        for tag, a, b, c, d in group:
-            if tag == "equal":
-                yield from (Text(f"    {shown(line)}", style="dim") for line in lines[0][a:b])
-            else:
-                yield from _words("\n".join(lines[0][a:b]), "\n".join(lines[1][c:d]), a < b, c < d)
-
-
-def _words(old: str, new: str, is_old: bool, is_new: bool) -> Iterator[Text]:
-    """Lines that went and lines that came, the words in which they differ marked where both are there."""
-    words = _WORD.findall(old), _WORD.findall(new)
-    blocks = difflib.SequenceMatcher(None, *words).get_opcodes()
-    for side, there, sign, colour in ((0, is_old, "-", "red"), (1, is_new, "+", "green")):
-        if not there:
-            continue
-        marked = Text(style=colour)
-        for tag, *edges in blocks:
-            differs = tag != "equal" and is_old and is_new
-            piece = "".join(words[side][edges[2 * side] : edges[2 * side + 1]])
-            marked.append(shown(piece), style="reverse" if differs else None)
-        for line in marked.split("\n", allow_blank=True):
-            yield Text.assemble((f"  {sign} ", colour), line)
 
 
 def _origin(path: str, provenance: Provenance) -> Text:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lightning_core.cli.render import shown
 from lightning_core.errors import UsageError
+from lightning_core.shown import shown
 from lightning_core.strategy import Strategy
 from lightning_core.template import Template
 from lightning_core.trained.agent import TrainedAgent

@@ -226,13 +226,7 @@ def _report(result: OptimizeResult) -> None:
     artifact = result.artifact
     val = artifact.metrics.get("val")
     if val is not None:
-        gain = msgspec.convert(val, Gain)
-        of = "tasks" if gain.clusters == gain.tasks else f"tasks of {gain.clusters} kinds"
-        verdict = "" if gain.certain else "; the interval holds zero: no improvement is shown"
-        out.print(
-            f"validation: {gain.before:.3f} before, [bold]{gain.after:.3f}[/bold] after; gain"
-            f" {gain.gain:+.3f}, 95 % interval [{gain.low:+.3f}, {gain.high:+.3f}] over {gain.tasks} {of}{verdict}"
-        )
+        out.print(Text(f"validation: {msgspec.convert(val, Gain)}"), soft_wrap=True)
     for kind, (before, after, count) in sorted(artifact.metrics.get("kinds", {}).items()):
         out.print(Text(f"  {before:.2f} → {after:.2f}  ({count})  {kind}"))
     if artifact.kind == "strategy":
@@ -258,10 +252,13 @@ def _report_search(result: OptimizeResult) -> None:
     parts = [f"{metrics.get('strategies', 0)} strategies", f"{cost.get('rollouts', 0):,} rollouts"]
     parts += [f"{cost.get('calls', 0):,} calls", f"{cost.get('tokens', 0):,} tokens"]
     if cost.get("usd"):
-        parts.append(f"{cost['usd']:.4f} USD")
+        of_it = cost.get("reflection_usd")
+        parts.append(f"{cost['usd']:.4f} USD" + (f" ({of_it:.4f} for reflection)" if of_it else ""))
     parts.append(f"{result.seconds:.1f} s")
     stopped = metrics.get("stopped")
     out.print(Text(", ".join(parts) + (f"; ended at {stopped}" if stopped else "")))
+    if metrics.get("used"):
+        out.print(Text(f"budget     {metrics['used']}"), soft_wrap=True)
     if not metrics.get("improved") and metrics.get("best"):
         out.print(
             Text(

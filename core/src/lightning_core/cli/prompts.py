@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from lightning_core.cli.reading import read_traces
-from lightning_core.cli.render import clip, counted, shown
+from lightning_core.cli.render import clip, counted
 from lightning_core.cli.terminal import console
 from lightning_core.prompts import Prompt, Prompts, find_prompts
+from lightning_core.shown import shown
 from lightning_core.template import Template
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import zip_longest
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from lightning_core.cli.changed import changed
 from lightning_core.records import Json
 from lightning_core.reward import Reward, RewardStatus
 from lightning_core.rollout import Cause
-from lightning_core.trace import Call, Choice, Span, SpanKind, Trace, TraceNode
+from lightning_core.shown import shown
+from lightning_core.trace import Call, Choice, Span, SpanKind, StrategyUse, Trace, TraceNode
 
 _COLOURS = {
     SpanKind.AGENT: "bold magenta",
@@ -23,12 +27,6 @@ _COLOURS = {
 }
 _WIDTH = 96
 _ID_WIDTH = 40
-_VISIBLE = {
-    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
-    0x7F: "\u2421",
-    **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
-}
-"""C0 characters as their pictures, C1 characters as unknown ones."""
 
 
 def trace_tree(trace: Trace, *, full: bool = False) -> Tree:
@@ -36,7 +34,7 @@ def trace_tree(trace: Trace, *, full: bool = False) -> Tree:
 
     Args:
         trace: what to show.
-        full: every message whole; else one line each.
+        full: every message whole, with what a strategy made of it; else one line of the last.
     """
     root = Tree(_headline(trace), guide_style="dim")
     for node in trace.tree():
@@ -165,14 +163,15 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
         ("  " + ", ".join(facts), "dim"),
     )
     branch = tree.add(head)
+    if call.strategy is not None:
+        branch.add(_strategy(call.strategy))
     messages = call.messages
-    for message in messages if full else messages[-1:]:
-        earlier = f" (after {len(messages) - 1} more)" if not full and len(messages) > 1 else ""
-        branch.add(
-            Text.assemble(
-                (f"{message.get('role', '?')}{earlier} ", "dim"), clip(content_text(message), full)
-            )
-        )
+    if full:
+        for line in _messages(messages, call.sent_messages):
+            branch.add(line)
+    elif messages:
+        earlier = f" (after {len(messages) - 1} more)" if len(messages) > 1 else ""
+        branch.add(_message(messages[-1], full, earlier))
     for choice in call.choices:
         branch.add(_choice(choice, full))
     if call.error is not None:
@@ -182,6 +181,47 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
         )
     elif not call.complete:
         branch.add(Text("incomplete", style="red"))
+
+
+def _strategy(use: StrategyUse) -> Text:
+    """Which strategy there was, and what it did and did not do."""
+    text = Text.assemble(("strategy ", "dim"), (shown(use.digest[:12]), "bold cyan"))
+    done = [*use.applied, *(["model"] if use.model is not None else [])]
+    text.append(f"  {shown(', '.join(done)) or 'nothing of it fits'}")
+    undone = []
+    if use.unmatched:
+        undone.append(f"{counted(use.unmatched, 'text')} that no slot fits")
+    if use.ambiguous:
+        undone.append(f"ambiguous: {', '.join(use.ambiguous)}")
+    if use.left_out:
+        undone.append(f"left out: {', '.join(use.left_out)}")
+    if undone:
+        text.append(f"  [{shown('; '.join(undone))}]", style="yellow")
+    return text
+
+
+def _messages(asked: list[dict[str, Json]], sent: list[dict[str, Json]]) -> Iterator[Text]:
+    """Every message whole, and of those that a strategy changed, took out or put in, how they went upstream."""
+    old, new = [plain(message) for message in asked], [plain(message) for message in sent]
+    for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            yield from (_message(message, True) for message in asked[a:b])
+            continue
+        for was, went in zip_longest(asked[a:b], sent[c:d]):
+            if was is not None and went is not None and was.get("role") == went.get("role"):
+                head = Text(f"{shown(str(went.get('role')))} as it went upstream", style="dim")
+                lines = changed(content_text(was), content_text(went))
+                yield Text("\n").join([head, *lines])
+                continue
+            if was is not None:
+                yield _message(was, True, " taken out")
+            if went is not None:
+                yield _message(went, True, " put in")
+
+
+def _message(message: dict[str, Json], full: bool, about: str = "") -> Text:
+    said = clip(content_text(message), full)
+    return Text.assemble((f"{shown(str(message.get('role', '?')))}{about} ", "dim"), said)
 
 
 def _choice(choice: Choice, full: bool) -> Text:
@@ -229,11 +269,6 @@ def counted(number: int, noun: str) -> str:
 def plain(value: Json) -> str:
     """A JSON value as a person reads it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def shown(text: str) -> str:
-    """Text of an agent's or a model's with its control characters made visible: a terminal would obey them."""
-    return text.translate(_VISIBLE)
 
 
 def clip(text: str, full: bool) -> str:

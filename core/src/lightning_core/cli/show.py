@@ -13,7 +13,7 @@ from lightning_core.cli.terminal import console
 @click.argument("run")
 @click.argument("rollout", required=False)
 @click.option("--attempt", type=click.IntRange(1), help="Which attempt; the last by default.")
-@click.option("--full", is_flag=True, help="Every message whole.")
+@click.option("--full", is_flag=True, help="Every message whole, and what a strategy made of it.")
 @click.option("--json", "as_json", is_flag=True, help="The trace as JSON, one line each.")
 @click.option("--server", help="Read from this server; its admin token in LIGHTNING_CORE_TOKEN.")
 def command(

@@ -101,9 +101,10 @@ class Telling:
         for name, count in self._tally.slots.items():
             if self._tally.calls >= _ENOUGH and not count.matched and name not in self._warned:
                 self._warned.add(name)
+                made_for = self._tally.agent
+                of = f" The strategy was made for `{made_for}`." if made_for else ""
                 console().print(
-                    f"strategy: slot `{name}` fits none of {self._tally.calls} calls: the agent does not send its"
-                    " `original`. Is it of another agent, or of an older version of this one? What does not fit passes"
-                    " unchanged",
+                    f"strategy: slot `{name}` fits none of {self._tally.calls} calls: the agent does not send its `original`.{of}"
+                    " Is it of another agent, or of an older version of this one? What does not fit passes unchanged",
                     style="yellow", soft_wrap=True, markup=False,
                 )  # fmt: skip

@@ -29,6 +29,8 @@ class Tally:
             if t.original
         }
         """By the slot's name."""
+        self.agent = strategy.strategy.provenance.agent
+        """The agent that the strategy was made for; empty where that is not known."""
         self._strategy = strategy
 
     def add(self, call: Call) -> None:

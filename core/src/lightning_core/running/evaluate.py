@@ -7,16 +7,15 @@ process, which never sees what the reward is told.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_core.adapter import Adapter
-from lightning_core.errors import UsageError
 from lightning_core.grading import RewardFunction
 from lightning_core.rollout import Budget
+from lightning_core.running.blocking import blocking
 from lightning_core.running.launch import launched
 from lightning_core.running.prepare import TaskSource, prepare
 from lightning_core.running.progress import ProgressListener
@@ -149,10 +148,4 @@ def run_sync(agent: object, tasks: TaskSource, **options: Any) -> RunResult:
     Raises:
         UsageError: an event loop runs already in this thread; use `await run(…)` there.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(run(agent, tasks, **options))
-    raise UsageError(
-        "run_sync: an event loop runs in this thread already; use `await lightning_core.run(…)`"
-    )
+    return blocking(run, agent, tasks, **options)

@@ -11,7 +11,6 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -50,7 +49,7 @@ class LiveProgress:
         self._counts: Counts | None = None
         self._progress = _Bar(
             SpinnerColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[state]}"),
@@ -58,7 +57,7 @@ class LiveProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=None, state="starting")
+        self._task = self._progress.add_task("", total=None, count="", state="starting")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -108,15 +107,14 @@ class LiveProgress:
         ]
         if counts.reward_errors:
             parts.append(f"[red]{counts.reward_errors} not scored[/red]")
-        self._progress.update(
-            self._task, total=counts.total, completed=counts.ended, state="  ".join(parts)
-        )
+        self._show((counts.ended, counts.total), parts)
 
     def _show_phase(self, counts: Counts) -> None:
         """What a backend does, and how the reward has gone."""
-        ended, total = counts.phase_began
         parts = [] if counts.note is None else [f"[yellow]{escape(counts.note)}[/yellow]"]
         parts.append(escape(counts.phase or ""))
+        if counts.running:
+            parts.append(f"{counts.running} running")
         rewards = [m["reward"] for m in counts.steps.values() if m.get("reward") is not None]
         if rewards:
             parts.append(f"reward {sparkline(rewards)} [bold]{rewards[-1]:.3f}[/bold]")
@@ -124,11 +122,17 @@ class LiveProgress:
         parts += [f"[red]{count} {cause}[/red]" for cause, count in lost.items()]
         if counts.reward_errors:
             parts.append(f"[red]{counts.reward_errors} not scored[/red]")
-        wanted = counts.total - total
+        self._show(counts.batch, parts)
+
+    def _show(self, count: tuple[int, int] | None, parts: Iterable[str]) -> None:
+        """The line; the bar moves without an end where nothing is counted."""
+        ended, total = count or (0, None)
+        # `update` takes no total for "leave it": the bar would stand at the last one.
+        self._progress.tasks[0].total = total
         self._progress.update(
             self._task,
-            total=wanted or None,
-            completed=counts.ended - ended if wanted else 0,
+            completed=ended,
+            count="" if total is None else f"{ended}/{total}",
             state="  ".join(parts),
         )
 

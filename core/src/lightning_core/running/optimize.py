@@ -10,9 +10,9 @@ import msgspec
 
 from lightning_core import trackers
 from lightning_core.capability import Capability, require
-from lightning_core.errors import UsageError
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import installed
+from lightning_core.running.blocking import blocking
 from lightning_core.running.launch import launched
 from lightning_core.running.prepare import RunOptions, TaskSource, find_backend, prepare
 from lightning_core.runs import OptimizeResult
@@ -105,10 +105,4 @@ def optimize_sync(
     Raises:
         UsageError: an event loop runs already in this thread; use `await optimize(…)` there.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(optimize(agent, tasks, config, **options))
-    raise UsageError(
-        "optimize_sync: an event loop runs in this thread already; use `await lightning_core.optimize(…)`"
-    )
+    return blocking(optimize, agent, tasks, config, **options)

@@ -28,21 +28,30 @@ class Progress:
         """What the run waits for, such as its server; None where all is well."""
         self.phase: str | None = None
         """What a backend is doing; None where there is none."""
-        self.phase_began: tuple[int, int] = (0, 0)
-        """`ended` and `total` as they were then."""
         self.panel: Callable[[], object] | None = None
         """Gives what a backend shows of its own, for rich to render; None where it shows nothing."""
         self.steps: dict[int, dict[str, Any]] = {}
         """The metrics of each step that a backend has logged, by its number."""
+        self._before = 0
 
     @property
     def mean_reward(self) -> float | None:
         """Mean reward over scored rollouts; None where none is scored."""
         return self.reward_sum / self.scored if self.scored else None
 
-    def begin(self, phase: str) -> None:
-        """A backend begins something."""
-        self.phase, self.phase_began = phase, (self.ended, self.total)
+    @property
+    def batch(self) -> tuple[int, int] | None:
+        """Of the rollouts that were asked for since none was waited for: how many have ended, and how many there are; None
+        where none is waited for."""
+        if self.ended >= self.total:
+            return None
+        return self.ended - self._before, self.total - self._before
+
+    def expect(self, count: int) -> None:
+        """So many rollouts are asked for."""
+        if self.ended >= self.total:
+            self._before = self.ended
+        self.total += count
 
     def add(self, trace: Trace) -> None:
         """Count a rollout that has ended and been graded."""

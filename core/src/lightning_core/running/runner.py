@@ -185,7 +185,7 @@ class ServedRun(Run):
         every = [rollout for group in groups for rollout in group]
         futures = {rollout.id: loop.create_future() for rollout in every}
         self._open.update((rollout.id, (rollout, futures[rollout.id])) for rollout in every)
-        self.progress.total += len(every)
+        self.progress.expect(len(every))
         self._tell()
         try:
             new = await self._patience.ask(lambda: self._client.enqueue(every))
@@ -272,7 +272,7 @@ class ServedRun(Run):
 
     def say(self, text: str) -> None:
         """Tell the user what is being done now."""
-        self.progress.begin(text)
+        self.progress.phase = text
         self._tell()
 
     def show(self, panel: Callable[[], object]) -> None:
@@ -552,8 +552,8 @@ class ServedRun(Run):
                     raise
                 log.warning("rollout `%s`: cannot be graded: %s", rollout_id, error)
                 return
-            self.progress.total += 1
             trace = await self._scoring.grade(msgspec.structs.replace(trace, task=task))
+        self.progress.total += 1
         self.progress.add(trace)
         settled(trace)
         self._tell()

@@ -1,4 +1,4 @@
-"""For tests of agents, adapters, stores and engines, our own and third parties'.
+"""For tests of agents, adapters, backends, stores and engines, our own and third parties'.
 
 A scripted model server and its replies, and a conformance class for each kind of plugin. See `docs/testing.md`.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_core.testing.adapter import AdapterConformance
+    from lightning_core.testing.backend import BackendConformance
     from lightning_core.testing.engine import EngineConformance
     from lightning_core.testing.received import Received, Signal
     from lightning_core.testing.replies import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "END",
     "AdapterConformance",
+    "BackendConformance",
     "Choices",
     "Cut",
     "Delay",
@@ -55,6 +57,7 @@ __all__ = [
 
 _HOMES = {
     "AdapterConformance": "adapter",
+    "BackendConformance": "backend",
     "EngineConformance": "engine",
     "Received": "received",
     "Responder": "scripted",

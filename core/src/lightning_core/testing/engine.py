@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,6 +26,7 @@ import pytest_asyncio
 from lightning_core.capability import Capability
 from lightning_core.engine import Endpoint, Engine
 from lightning_core.errors import EngineError
+from lightning_core.testing.processes import descendants
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -345,15 +345,15 @@ class EngineConformance(ABC):
 
     async def test_stop_leaves_nothing(self, tmp_path: Path) -> None:
         """After `stop`, also a second one, no process that `start` began is left and nobody answers."""
-        before = _descendants()
+        before = descendants()
         engine = self.make(tmp_path)
         try:
             endpoint = (await engine.start())[0]
-            begun = _descendants() - before
+            begun = descendants() - before
         finally:
             await engine.stop()
         await engine.stop()
-        assert not begun & _descendants()
+        assert not begun & descendants()
         if begun:  # else it serves elsewhere, and goes on
             async with _client(endpoint) as client:
                 with pytest.raises(aiohttp.ClientConnectionError):
@@ -371,19 +371,3 @@ def _client(endpoint: Endpoint) -> aiohttp.ClientSession:
 def _needs(started: Started, capability: Capability) -> None:
     if capability not in started.engine.gives:
         pytest.skip(f"the engine does not claim `{capability}`")
-
-
-def _descendants() -> set[int]:
-    """Ids of the living processes that this one started, directly or not; empty where there is no `/proc`."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # it has just ended
-        if state not in "ZX":
-            parents[int(entry.name)] = int(parent)
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}

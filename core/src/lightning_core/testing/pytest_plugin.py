@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightning_core.testing.scripted import ScriptedServer
 
 # A failed assertion of a conformance class says what was compared.
-for _module in ("adapter", "engine", "store"):
+for _module in ("adapter", "backend", "engine", "store"):
     pytest.register_assert_rewrite(f"lightning_core.testing.{_module}")
 
 

@@ -20,6 +20,7 @@ from lightning_core.trained.fences import unfenced
 from lightning_core.trained.flow import DEFAULT_STEPS, Checker, Executor, Flow, Log, Plan
 from lightning_core.trained.record import Attempted
 
+_RULES: Final = ("max_attempts", "rewrite_threshold", "error_handling")
 _WARN: Final = logging.getLogger(__name__).warning
 
 Context = Mapping[str, object] | str | None
@@ -84,7 +85,7 @@ class TrainedAgent:
             timeout: seconds that a reply may take.
             temperature: of the first attempt, where the strategy says none; None, for models that take none, asks for none. A
                 check is asked at 0, where the strategy says nothing else.
-            log: is told what is worth knowing and is no error: a check that cannot be read, context that no prompt asks for.
+            log: is told what is worth knowing and is no error: a check that cannot be read, context that no prompt asks for, parts of the strategy that the flow does not use.
 
         Raises:
             FormatError: the file is no strategy.
@@ -109,6 +110,12 @@ class TrainedAgent:
             raise UsageError(
                 "strategy: has no prompt for the step `write`: expected a slot whose name or label begins with `write`; it has"
                 f" {_named(strategy.prompt_templates) or 'none'}"
+            )
+        if unused := _unused(strategy):
+            agent = strategy.provenance.agent
+            log(
+                f"strategy: no flow uses {', '.join(unused)}; that is for"
+                f" {f'`{agent}`' if agent else 'the agent that it was made for'} alone"
             )
         rules = strategy.decision_rules
         max_attempts = int(rules.get("max_attempts", 3))
@@ -208,6 +215,28 @@ def _steps(strategy: Strategy, log: Log) -> tuple[Step, ...]:
     if steps[0] is not Step.WRITE:
         raise UsageError(f"{where}: expected `write` as its first step but got `{steps[0]}`")
     return steps
+
+
+def _unused(strategy: Strategy) -> list[str]:
+    """What of a strategy no flow uses: it is for the agent that it was made for alone."""
+    steps = tuple(Step)
+    slots = {
+        name: prompt.label
+        for name, prompt in strategy.prompt_templates.items()
+        if any(text.casefold().startswith(steps) for text in (name, prompt.label))
+    }
+    every = {
+        "prompt": (strategy.prompt_templates, slots),
+        "rule": (strategy.decision_rules, _RULES),
+        "pattern": (strategy.interaction_patterns, ("flow",)),
+        "model of": (strategy.models, (*slots.values(), *steps, "*")),
+    }
+    return [
+        f"{kind} `{name}`"
+        for kind, (names, used) in every.items()
+        for name in names
+        if name not in used
+    ]
 
 
 def _choices(

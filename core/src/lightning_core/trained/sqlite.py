@@ -6,7 +6,6 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -14,31 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from lightning_core.errors import UsageError
+from lightning_core.trained.guard import guard
 
-_ALLOWED: Final = frozenset(
-    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-)
-_DENIED_FUNCTIONS: Final = frozenset(
-    {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
-)
-# The deadline is looked at only between instructions, and one on long values can take long.
-_LIMITS: Final = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 250_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
-    sqlite3.SQLITE_LIMIT_COLUMN: 500,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-}
-_INSTRUCTIONS: Final = 50
-"""Instructions between two looks at the clock."""
 _LARGEST: Final = 1_000_000
 """Characters and bytes of all rows together."""
 _SHOWN_CELL: Final = 80
 _BEGINNING: Final = re.compile(r"(?:\s++|--[^\n]*+(?:\n|\Z)|/\*.*?\*/)*+(?P<word>\w*+)", re.DOTALL)
-# Possessive: a pattern that tried again would itself take for ever.
-_SHORT_FORMAT: Final = re.compile(
-    r"(?:[^%]++|%[-+ 0!#,]*+[0-9]{0,3}+(?:\.[0-9]{0,3}+)?+[a-zA-Z%])*+\Z", re.DOTALL
-)
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -140,11 +120,7 @@ class SqliteReader:
             f"{self._path.as_uri()}?mode=ro", uri=True, isolation_level=None, cached_statements=0
         )
         connection.text_factory = lambda data: data.decode(errors="replace")
-        for limit, value in _LIMITS.items():
-            connection.setlimit(limit, value)
-        _bound_functions(connection)
-        connection.set_authorizer(_authorize)
-        connection.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)
+        guard(connection, ends)
         return connection
 
     def _read_schema(self) -> str:
@@ -154,33 +130,6 @@ class SqliteReader:
                 " AND name NOT LIKE 'sqlite%' ORDER BY rowid"
             )
             return ";\n".join(" ".join(sql.split()) for (sql,) in rows)
-
-
-def _bound_functions(connection: sqlite3.Connection) -> None:
-    """Bound the functions of which one call can take minutes: `printf` of a huge width, `trim` of many characters.
-
-    Within the bounds it is SQLite's own function that answers.
-    """
-
-    def bound(name: str, count: int, is_short: Callable[..., bool]) -> None:
-        def call(*values: object) -> Any:
-            if not is_short(*values):
-                raise ValueError(f"`{name}` of arguments that would take too long")
-            with closing(sqlite3.connect(":memory:")) as own:
-                marks = ", ".join("?" * len(values))
-                return own.execute(f"SELECT {name}({marks})", values).fetchone()[0]
-
-        connection.create_function(name, count, call, deterministic=True)
-
-    for name in ("trim", "ltrim", "rtrim"):
-        bound(name, 2, lambda _text, characters: len(str(characters)) <= 1_000)
-    for name in ("printf", "format"):
-        bound(name, -1, lambda *values: not values or bool(_SHORT_FORMAT.match(str(values[0]))))
-
-
-def _authorize(action: int, _one: str | None, two: str | None, *_rest: str | None) -> int:
-    denied = action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in _DENIED_FUNCTIONS
-    return sqlite3.SQLITE_DENY if denied or action not in _ALLOWED else sqlite3.SQLITE_OK
 
 
 def _cell(value: object) -> str:

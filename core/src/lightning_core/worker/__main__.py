@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 
-from lightning_core.children import be_child, read_secret, say_error, say_ready
+from lightning_core.children import be_child, read_secret, say_error, say_ready, take_lifeline
 from lightning_core.errors import WireError
 from lightning_core.worker.entry import work
 from lightning_core.worker.logs import log_to_stderr
@@ -64,12 +64,7 @@ def main() -> int:
     except WireError as error:
         say_error(error)
         return 1
-    # The lifeline moves out of the way of what agents start, which would inherit it as their standard input.
-    lifeline = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    sys.stdin = os.fdopen(lifeline)
+    sys.stdin = os.fdopen(take_lifeline())
     status = be_child(_work(options, token))
     logging.shutdown()
     sys.stdout.flush()

@@ -8,6 +8,7 @@ goes on top of the first. `training_config` has the `base_model`, and for an ada
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,40 @@ def base_model(folder: Path) -> str:
             f"policy {str(folder / FILE)!r} does not name its `base_model` in `training_config`"
         )
     return base
+
+
+def fingerprint(base: Any) -> str:
+    """What tells one base model from another: names, shapes and a few values of its weights, hashed. It is the same
+    in float32 and bfloat16; float16 rounds otherwise."""
+    digest = hashlib.sha256(type(base).__name__.encode())
+    for name, value in sorted(base.state_dict().items()):
+        flat = value.detach().flatten()
+        # bfloat16, so that it does not matter which precision the model is loaded in
+        some = flat[:: max(1, len(flat) // 8)][:8].bfloat16().float().cpu()
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_base(model: Any, folder: Path, *, name: str) -> None:
+    """Make sure that the policy was trained on this model, where it says on which; to be asked before `put_on`.
+
+    Args:
+        model: the base model as it was loaded.
+        folder: the policy's.
+        name: the base model's, for a message.
+
+    Raises:
+        UsageError: it was trained on another one.
+    """
+    expected = read_policy(folder / FILE).training_config.get("base_fingerprint")
+    found = fingerprint(model)
+    if expected not in (None, found):
+        raise UsageError(
+            f"policy {str(folder / FILE)!r} was trained on another base model than {name!r} is now: expected the fingerprint"
+            f" {expected!r} but got {found!r}; put that model there again, or load the policy with"
+            " `lightning_local.train.load_policy(path, base=…)`"
+        )
 
 
 def put_on(model: Any, folder: Path) -> None:

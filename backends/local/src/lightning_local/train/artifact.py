@@ -24,12 +24,11 @@ import torch
 from lightning_core.errors import EngineError, UsageError
 from lightning_local import models
 from lightning_local.serve.adapter import CONFIG, WEIGHTS
-from lightning_local.serve.policy import FILE, base_model, put_on, read_policy
+from lightning_local.serve.policy import FILE, base_model, check_base, fingerprint, put_on
 from lightning_local.train import checkpoint
 from lightning_local.train.checkpoint import CheckpointState
 from lightning_local.train.lora import add_lora, read_adapter
 from lightning_local.train.options import LocalOptions
-from lightning_local.train.policy import fingerprint
 
 MARK = "export.json"
 """What the checkpoint was of; a folder with it was made here, and may be replaced."""
@@ -101,8 +100,9 @@ def load_policy(path: Path, *, base: str | None = None, device: str = "auto") ->
         UsageError: it is no `policy.pt`, the base model is not there, or it is another one.
     """
     folder = path if path.is_dir() else path.parent
-    config = read_policy(folder / FILE).training_config
-    loaded = _base(base or base_model(folder), config.get("base_fingerprint"), device)
+    name = base or base_model(folder)
+    loaded = models.load(name, device=device)
+    check_base(loaded.model, folder, name=name)
     try:
         put_on(loaded.model, folder)
     except EngineError as error:

@@ -185,7 +185,7 @@ class Loop:
     async def _imitate(self, began: float) -> None:
         """A step on conversations that were given, without rollouts."""
         drawn = self._sampler.draw(self._plan.config.batch_size)
-        self._run.say(f"step {self._state.step + 1}: learning from {len(drawn)} conversations")
+        self._say(f"learning from {len(drawn)} conversations")
         with self._phase("update"):
             update = await asyncio.to_thread(
                 self._trainer.fit, [self._conversations[task.id] for task in drawn]
@@ -223,20 +223,19 @@ class Loop:
 
     async def _groups(self, step: int) -> tuple[Groups, int]:
         """The groups of a step, those included that are replaced for being all equal; and how many replaced others."""
-        run, config = self._run, self._plan.config
+        config = self._plan.config
+        self._say("rollouts")
         if self._ahead is not None:
-            run.say(f"step {step + 1}: rollouts")
             groups = await self._ahead
             self._ahead = None
         else:
-            run.say(f"step {step + 1}: rollouts")
             groups = await self._rollouts(f"step-{step}", self._sampler.draw(config.batch_size))
         refills, rules = 0, self._plan.rules(self._state.version)
         for number in range(config.refill):
             missing = len(tasks_to_refill(groups, rules)) - refills
             if missing <= 0:
                 break
-            run.say(f"step {step + 1}: rollouts for {missing} groups of equal rewards")
+            self._say(f"rollouts for {missing} groups of equal rewards")
             tasks = self._sampler.draw(missing)
             groups += await self._rollouts(f"step-{step}-refill-{number}", tasks)
             refills += len(tasks)
@@ -268,7 +267,7 @@ class Loop:
         if not samples:
             log.warning("step %d: nothing to learn from; the policy stays", self._state.step + 1)
             return None
-        self._run.say(f"step {self._state.step + 1}: learning from {len(samples)} samples")
+        self._say(f"learning from {len(samples)} samples")
         with self._phase("update"):
             report = await asyncio.to_thread(
                 self._trainer.update, samples, version=self._state.version
@@ -349,6 +348,10 @@ class Loop:
             apply=f"lightning-core serve --policy {folder}",
             metrics=metrics,
         )
+
+    def _say(self, text: str) -> None:
+        """What is being done within a step."""
+        self._run.say(f"step {self._state.step + 1} of {self._plan.config.steps}: {text}")
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:

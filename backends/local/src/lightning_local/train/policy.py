@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_core.errors import UsageError
 from lightning_local import models
+from lightning_local.serve.policy import fingerprint
 from lightning_local.serve.weights import Weights
 from lightning_local.train import losses
 from lightning_local.train.lora import add_lora, read_adapter, write_adapter
@@ -236,18 +236,6 @@ def checkpoint_layers(network: Any) -> None:
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
     network.train()
-
-
-def fingerprint(base: Any) -> str:
-    """What tells one base model from another: names, shapes and a few values of its weights, hashed."""
-    digest = hashlib.sha256(type(base).__name__.encode())
-    for name, value in sorted(base.state_dict().items()):
-        flat = value.detach().flatten()
-        # bfloat16, so that it does not matter which precision the model is loaded in
-        some = flat[:: max(1, len(flat) // 8)][:8].bfloat16().float().cpu()
-        digest.update(f"{name} {tuple(value.shape)}".encode())
-        digest.update(some.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _dtype(options: LocalOptions) -> str:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from lightning_core.children import read_opening, take_lifeline, take_stdout
 from lightning_core.errors import LightningError
 from lightning_core.plugins import installed
 from lightning_verl.addresses import why_unreached
@@ -29,8 +30,8 @@ class _Stop(BaseException):
 
 def main() -> int:
     """Train; the exit status."""
-    reports = _claim_stdout()
-    job = _read_job()
+    reports = take_stdout()
+    job = read_opening(Job)
     _end_with_parent()
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
@@ -163,29 +164,9 @@ def explain(error: Exception) -> str:
     return "\n".join([text, *itertools.islice(hints, 1)])
 
 
-def _claim_stdout() -> BinaryIO:
-    """Our own handle of standard output; all that libraries print goes to standard error, the log."""
-    own = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.set_inheritable(own.fileno(), False)
-    os.dup2(2, 1)
-    return own
-
-
-def _read_job() -> Job:
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(0, 4096)):
-        line += part
-    return msgspec.json.decode(line, type=Job)
-
-
 def _end_with_parent() -> None:
     """Watch our standard input, which closes when the parent ends."""
-    lifeline = os.dup(0)
-    os.set_inheritable(lifeline, False)
-    # What we start must not hold the lifeline.
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    lifeline = take_lifeline()
 
     def watch() -> None:
         while os.read(lifeline, 4096):

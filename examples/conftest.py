@@ -1,32 +1,30 @@
-"""The example's modules as a user's own run finds them, and tasks made once."""
+"""An example's modules as a user's own run finds them, and the tasks that it makes."""
 
 import importlib
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-FOLDER = Path(__file__).parents[1]
-MODULES = ("agent", "service", "tasks", "wordings")
-
 
 @pytest.fixture(scope="module")
-def example():
+def example(request):
     """The modules by name, importable for these tests only: other examples have an `agent` too."""
-    others = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    folder = request.path.parents[1]
+    names = [path.stem for path in folder.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(FOLDER))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    patch.syspath_prepend(str(folder))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     patch.undo()
-    for name in MODULES:
+    for name in names:
         del sys.modules[name]
     sys.modules.update(others)
 
 
 @pytest.fixture(scope="module")
 def made(example, tmp_path_factory):
-    """The folder that `write_tasks` fills."""
+    """The folder that the example's `write_tasks` fills."""
     folder = tmp_path_factory.mktemp("made")
     example.tasks.write_tasks(folder)
     return folder
