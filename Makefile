@@ -15,7 +15,7 @@ TESTED := LIGHTNING_CORE_VERL_PYTHON=$(if $(HAS_VERL),$(abspath $(VERL_PYTHON)))
 # Two processes: verl's tests are one half of the time, all others the second.
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers verl-env verl-cpu clean
+.PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers bench-prompt verl-env verl-cpu clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,6 +74,9 @@ bench: install ## Measure, and write bench/results.json
 
 bench-peers: install ## Measure against other gateways, each in its own environment
 	$(BIN)/python -m bench peers
+
+bench-prompt: install ## Hold the search for prompts against gepa alone and DSPy; takes an hour
+	$(BIN)/python -m bench prompt
 
 verl-env: install $(VERL_VENV)/.installed ## Make the environment in which verl runs, without CUDA; see docs/verl.md
 

@@ -5,6 +5,7 @@ The figures are milliseconds of CPU of the proxy's process per request, parsing 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import tempfile
@@ -18,6 +19,8 @@ from bench.results import Row, in_turns, row
 
 ROUNDS = 9
 OPEN = 1000
+_APPLIED = "bench-strategy"
+"""The session with a strategy."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,11 @@ CASES = {
 }
 """In train mode the upstream's reply is larger than the reference's: it carries token ids and log-probabilities."""
 
-NAMES = (*CASES, "gateway-open-1000")
+STRATEGY_REQUESTS = 2000
+STRATEGY_MICROSECONDS = 50.0
+"""What applying a strategy may add to a call."""
+
+NAMES = (*CASES, "gateway-strategy-c1", "gateway-open-1000")
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ def rows(names: Sequence[str] = NAMES) -> Iterator[Row]:
         for name in names:
             if name in CASES:
                 yield _cpu(bench, name, CASES[name])
+            elif name == "gateway-strategy-c1":
+                yield _strategy(bench, name)
             else:
                 yield _open(bench, name)
 
@@ -108,6 +117,58 @@ def _cpu(bench: Bench, name: str, case: Case) -> Row:
                 bench.through(proxy, **job, requests=case.requests)
             whose.append((proxy.cpu() - before) / case.requests * 1000)
     return in_turns(name, ours, reference, goal=case.goal)
+
+
+def _strategy(bench: Bench, name: str) -> Row:
+    """Microseconds of CPU that a strategy adds to a call, parsing and storing what goes upstream included, against what it
+    may: a prompt of 3.8 kB with two holes is replaced, four demonstrations go in, a model is chosen. The same calls go
+    through a session without one, in turns."""
+    template, demonstrations, filled = _prompt()
+    strategy = {
+        "prompt_templates": {
+            "answer": {
+                "original": template,
+                "template": template.replace("Think", "Reflect"),
+                "demonstrations": demonstrations,
+            }
+        },
+        "models": {"*": {"model": "bench-other-model"}},
+    }
+    address = f"http://127.0.0.1:{bench.upstream.port}/v1"
+    bench.paths[_APPLIED] = bench.ours.order(
+        "session", id=_APPLIED, mode="observe", upstream=address, strategy=strategy
+    )["path"]
+    bench.sent[_APPLIED] = 0
+    spent: dict[str, list[float]] = {"observe": [], _APPLIED: []}
+    for turn in range(ROUNDS + 1):
+        for mode in spent if turn % 2 else reversed(spent):
+            before = bench.ours.cpu()
+            bench.through_ours(mode, connections=1, requests=STRATEGY_REQUESTS, system=filled)
+            if turn:  # the first warms up
+                spent[mode].append((bench.ours.cpu() - before) / STRATEGY_REQUESTS * 1e6)
+    # The least of each: the difference is small, and what else the machine does can only add to them.
+    return row(name, min(spent[_APPLIED]) - min(spent["observe"]), STRATEGY_MICROSECONDS, goal=1.0)
+
+
+def _prompt() -> tuple[str, list[list[dict[str, str]]], str]:
+    """A template with two holes, demonstrations, and the template filled, of 3.8 kB."""
+    rules = "".join(
+        f"{number}. Think before you write; a query has one statement and no comment.\n"
+        for number in range(1, 25)
+    )
+    schema = "".join(
+        f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, name TEXT, since DATE);\n"
+        for number in range(32)
+    )
+    template = f"You write SQL for this schema:\n{{schema}}\nRules:\n{rules}Today is {{today}}. Answer now."
+    demonstrations = [
+        [
+            {"role": "user", "content": f"Which rows of t{number} are the oldest?"},
+            {"role": "assistant", "content": f"SELECT * FROM t{number} ORDER BY since LIMIT 10"},
+        ]
+        for number in range(4)
+    ]
+    return template, demonstrations, template.format(schema=schema, today="2026-01-31")
 
 
 def _open(bench: Bench, name: str) -> Row:
@@ -138,6 +199,8 @@ def _bench() -> Iterator[Bench]:
             bench = Bench(upstream, reference, ours, load, paths, dict.fromkeys(paths, 0))
             yield bench
         check_recorded(Path(folder), sum(bench.sent.values()))
+        if _APPLIED in bench.sent:
+            asyncio.run(_check_applied(Path(folder)))
 
 
 def open_sessions(ours: Child, upstream: str) -> dict[str, str]:
@@ -157,3 +220,21 @@ def check_recorded(folder: Path, sent: int) -> None:
         (kept,) = connection.execute("SELECT count(*) FROM call").fetchone()
     if kept != sent:
         raise RuntimeError(f"store: expected {sent} recorded calls but found {kept}")
+
+
+async def _check_applied(folder: Path) -> None:
+    """Hold the calls of the session with a strategy against it: one that never matches costs little."""
+    from lightning_core.store import SQLiteStore
+
+    store = await SQLiteStore.open(folder / "store.sqlite", readonly=True)
+    try:
+        trace = await store.trace(_APPLIED, None)
+    finally:
+        await store.close()
+    uses = (
+        [None if call.strategy is None else call.strategy.applied for call in trace.calls]
+        if trace
+        else []
+    )
+    if not uses or set(uses) != {("answer",)}:
+        raise RuntimeError(f"strategy: expected it to match every call but found {set(uses)}")

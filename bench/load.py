@@ -34,6 +34,8 @@ class Job:
     """Whether to ask for streams."""
     model: str = "bench-model"
     """The model to ask for."""
+    system: str = (_SYSTEM * 9)[:640]
+    """The system message."""
     headers: dict[str, str] = field(default_factory=dict)
     """Further headers."""
     started: int = 0
@@ -45,7 +47,7 @@ class Job:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [
-                {"role": "system", "content": (_SYSTEM * 9)[:640]},
+                {"role": "system", "content": self.system},
                 {"role": "user", "content": f"{_NUMBER.decode()} {(_USER * 9)[:600]}"},
             ],
             "temperature": 0.7,

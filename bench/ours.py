@@ -20,6 +20,7 @@ async def main() -> None:
     from lightning_core.engine import Endpoint
     from lightning_core.rollout import Mode, Rollout
     from lightning_core.server.app import Server, ServerConfig
+    from lightning_core.strategy import Strategy
     from lightning_core.task import Task
     from lightning_core.tokens import Scope
     from lightning_core.wire import ServedPolicy
@@ -35,7 +36,12 @@ async def main() -> None:
 
         async def session(order: dict[str, Any]) -> dict[str, Any]:
             """Open a session; the path of its address."""
-            rollout = Rollout(id=order["id"], task_id="bench", mode=Mode(order["mode"]))
+            digest = None
+            if "strategy" in order:
+                digest = await client.put_strategy(Strategy.from_value(order["strategy"]))
+            rollout = Rollout(
+                id=order["id"], task_id="bench", mode=Mode(order["mode"]), strategy=digest
+            )
             lease = await client.open_session(
                 rollout, Task(id="bench", input="bench"), upstream=order["upstream"], timeout=_LONG
             )

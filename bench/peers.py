@@ -30,7 +30,8 @@ from bench.results import Row, in_turns
 
 NAMES = ("peer-agentlightning", "peer-litellm")
 ROUNDS = 5
-_HOME = Path(__file__).parent / ".peers"
+HOME = Path(__file__).parent / ".peers"
+"""Where other people's programs are installed."""
 _STARTUP_SECONDS = 180.0
 
 
@@ -161,7 +162,10 @@ def rows(names: Sequence[str] = NAMES) -> Iterator[Row]:
     Raises:
         RuntimeError: a peer cannot be installed or started, or a request failed.
     """
-    homes = {name: _environment(name, PEERS[name]) for name in names}
+    homes = {
+        name: environment(name.removeprefix("peer-"), [PEERS[name].requirement], PEERS[name].python)
+        for name in names
+    }
     with (
         tempfile.TemporaryDirectory(prefix="lightning-bench-") as scratch,
         # agentlightning asks for token ids and the others do not; all shall get the same reply.
@@ -279,24 +283,34 @@ def _running(home: Path, peer: Peer, upstream: str, scratch: Path) -> Iterator[_
                 process.wait(10)
 
 
-def _environment(name: str, peer: Peer) -> Path:
-    """The peer's environment, made on first use."""
-    home = _HOME / name.removeprefix("peer-")
+def environment(name: str, requirements: Sequence[str], python: Sequence[str]) -> Path:
+    """An environment of its own, made on first use.
+
+    Args:
+        name: its folder's under `HOME`.
+        requirements: what pip installs, at versions that are named.
+        python: interpreters that can run it, the best first.
+
+    Raises:
+        RuntimeError: none of them is here.
+    """
+    home = HOME / name
     marker = home / ".installed"
-    if marker.exists() and marker.read_text() == peer.requirement:
+    wanted = "\n".join(requirements)
+    if marker.exists() and marker.read_text() == wanted:
         return home
-    python = _find_python(peer)
+    found = _find_python(requirements[0], python)
     shutil.rmtree(home, ignore_errors=True)
-    print(f"installing {peer.requirement} into {home}", file=sys.stderr)
-    subprocess.run([python, "-m", "venv", str(home)], check=True)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", peer.requirement]
+    print(f"installing {' '.join(requirements)} into {home}", file=sys.stderr)
+    subprocess.run([found, "-m", "venv", str(home)], check=True)
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements]
     subprocess.run(pip, check=True)
-    marker.write_text(peer.requirement)
+    marker.write_text(wanted)
     return home
 
 
-def _find_python(peer: Peer) -> str:
-    for name in peer.python:
+def _find_python(requirement: str, python: Sequence[str]) -> str:
+    for name in python:
         found = [shutil.which(name), *map(str, _pyenv(name))]
         for command in filter(None, found):
             # A version manager's shim may exist for an interpreter that is not switched on.
@@ -304,7 +318,7 @@ def _find_python(peer: Peer) -> str:
             if done.returncode == 0:
                 return command
     raise RuntimeError(
-        f"`{peer.requirement}` needs {' or '.join(peer.python)}, and none is here: put one on the PATH,"
+        f"`{requirement}` needs {' or '.join(python)}, and none is here: put one on the PATH,"
         " with `pyenv install 3.12`, `uv python install 3.12` or the system's packages"
     )
 

@@ -25,20 +25,21 @@ def row(
         name: the bench, in kebab case.
         ours: our figure.
         reference: the figure it is held against, of the same unit.
-        ratio: `ours / reference` where it is better taken round by round.
+        ratio: `ours / reference` where it is better taken round by round. A reference of 0 has none.
         goal: the bound of the ratio.
         side: which way it bounds.
     """
-    if ratio is None:
+    if ratio is None and reference:
         ratio = ours / reference
     holds = None
     if goal is not None:
-        holds = ratio <= goal if side == "at most" else ratio >= goal
+        figure, bound = (ours, goal * reference) if ratio is None else (ratio, goal)
+        holds = figure <= bound if side == "at most" else figure >= bound
     return {
         "name": name,
         "ours": round(ours, 4),
         "reference": round(reference, 4),
-        "ratio": round(ratio, 3),
+        "ratio": None if ratio is None else round(ratio, 3),
         "goal": goal,
         "holds": holds,
     }

@@ -45,10 +45,10 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_thing_that_happen
     search.compare({"a": "x"}, {"a": "y"})
     assert out.file.getvalue().splitlines() == [
         "baseline  0 of 300 rollouts, 0 of 2 USD",
-        "reflection  c1  reward 0.500  20 x 3  0 of 300 rollouts, 0 of 2 USD",
+        "reflection  c1  reward 0.500  20 tasks x 3  0 of 300 rollouts, 0 of 2 USD",
         "asked again in 3 s",
-        "reflection  c2  reward 0.612 (0.50 to 0.71)  20 x 3  40 of 300 rollouts, 0.41 of 2 USD  best so far",
-        "reflection  c3  reward not scored  20 x 3  40 of 300 rollouts, 0.41 of 2 USD",
+        "reflection  c2  reward 0.612 (0.50 to 0.71)  20 tasks x 3  40 of 300 rollouts, 0.41 of 2 USD  best so far",
+        "reflection  c3  reward not scored  20 tasks x 3  40 of 300 rollouts, 0.41 of 2 USD",
     ]
 
 
@@ -113,3 +113,25 @@ def test_without_bounds_what_was_spent_is_shown():
     search = LiveSearch(Budget(), console(terminal=True))
     search.spend(Spent(rollouts=3))
     assert "3 rollouts" in shown(search)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_on_a_narrow_terminal_names_give_way_and_no_number_is_cut(width):
+    search = LiveSearch(BUDGET, console(terminal=True))
+    name = "gpt-4.1-mini-2025-04-14 for write_query"
+    search.add(
+        Scored(
+            name=name,
+            phase="models for `write_query`",
+            rollouts=1284,
+            mean=0.4,
+            low=0.1,
+            high=0.7,
+            tasks=48,
+        )
+    )
+    search.add(scored(2, 0.3))
+    head, line, _ = shown(search, width).splitlines()[:3]
+    assert head.split()[2:] == ["reward", "tasks", "rollouts"]
+    assert line.split()[-7:] == ["0.400", "(0.10", "to", "0.70)", "48", "1,284", "best"]
+    assert (name in line) == (width == 120)

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.errors import UsageError
+from lightning_core.strategy import Message
 from lightning_core.task import Task
 from lightning_core.template import Template
+from lightning_prompt.demonstrations import draws
 from lightning_prompt.halving import rounds
 from lightning_prompt.marks import Marks
 from lightning_prompt.split import split_tasks
@@ -78,3 +80,33 @@ def test_a_template_is_read_back_from_its_marks(pieces):
 def test_a_prompt_that_lacks_what_is_put_in_is_refused(text, says):
     with pytest.raises(UsageError, match=says):
         Marks.of(Template("Question: {question}")).read(text)
+
+
+def shown(asked, answer):
+    return Message(role="user", content=asked), Message(role="assistant", content=answer)
+
+
+@given(st.integers(1, 12), st.integers(0, 20))
+def test_demonstrations_are_drawn_of_each_kind_of_answer_as_often(size, seed):
+    # The name of the tool is what the question does not say, but in some wordings; the argument is the question's.
+    pool = [
+        shown(f"{asked} {asked[:2]}{number}", f"{tool}({asked[:2]}{number})")
+        for tool, asked in (("price", "How much is"), ("price", "What is the price of"), ("weather", "Is it cold in"), ("order", "Where is"))
+        for number in range(6 if tool == "price" else 3)
+    ]  # fmt: skip
+    (made,) = draws({"slot": pool}, [size], 1, seed)
+    chosen = [pair[1].content for pair in made["slot"]]
+    assert len(set(chosen)) == len(made["slot"]) == size
+    counts = [
+        sum(each.startswith(tool) for each in chosen) for tool in ("price", "weather", "order")
+    ]
+    assert sum(counts) == size
+    assert max(counts) - min(counts) <= 1 or counts[1:] == [3, 3]
+    assert draws({"slot": pool}, [size], 1, seed) == [made]
+
+
+def test_demonstrations_that_all_differ_are_drawn_at_random():
+    pool = [shown(f"q{number}", f"answer {number * 7}") for number in range(10)]
+    seen = {pair[1].content for made in draws({"slot": pool}, [3], 30, 1) for pair in made["slot"]}
+    assert len(seen) == 10
+    assert [len(made["slot"]) for made in draws({"slot": pool}, [20], 1, 1)] == [10]

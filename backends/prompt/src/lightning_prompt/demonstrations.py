@@ -6,7 +6,9 @@ over the sets, "BootstrapFewShotWithRandomSearch" there.
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -94,16 +96,15 @@ def pools_from_expected(
 def draws(
     pools: Pools, sizes: Sequence[int], repeats: int, seed: int
 ) -> list[dict[str, list[Demonstration]]]:
-    """Random sets of demonstrations: for each size as many as asked, each of one size for all slots; no two the same."""
+    """Random sets of demonstrations: for each size as many as asked, each of one size for all slots; no two the same.
+
+    A set has each kind of answer as often as any other, as far as it can be (stratified sampling, Cochran 1977, ch. 5).
+    """
     rng = random.Random(f"demonstrations {seed}")
     made: list[dict[str, list[Demonstration]]] = []
     for size in sizes:
         for _ in range(repeats):
-            chosen = {
-                name: rng.sample(list(pool), min(size, len(pool)))
-                for name, pool in sorted(pools.items())
-                if pool
-            }
+            chosen = {name: _mixed(pool, size, rng) for name, pool in sorted(pools.items()) if pool}
             if chosen and chosen not in made:
                 made.append(chosen)
     return made
@@ -116,6 +117,25 @@ def asked_of(call: Call) -> str:
             content = message.get("content")
             return content if isinstance(content, str) else ""
     return ""
+
+
+def _mixed(pool: Sequence[Demonstration], size: int, rng: random.Random) -> list[Demonstration]:
+    """A random set, of the kinds in turn, in a random order.
+
+    The kind of an answer is what it says in words that are not always its question's: a tool's name, but not its argument.
+    """
+    kinds: dict[tuple[str, ...], list[Demonstration]] = {}
+    own = {word for pair in pool for word in _words(pair[1]) if word not in _words(pair[0])}
+    for pair in rng.sample(list(pool), len(pool)):
+        kind = tuple(word for word in _words(pair[1]) if word in own)
+        kinds.setdefault(kind, []).append(pair)
+    turns = itertools.zip_longest(*rng.sample(list(kinds.values()), len(kinds)))
+    chosen = [pair for turn in turns for pair in turn if pair is not None][:size]
+    return rng.sample(chosen, len(chosen))
+
+
+def _words(message: Message) -> list[str]:
+    return re.findall(r"\w+", message.content.casefold())
 
 
 def _answer(expected: object, field: str | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from lightning_core.errors import LightningError
+from lightning_core.errors import EngineError, LightningError
 from lightning_core.reward import RewardStatus
 from lightning_core.rollout import Cause, Mode
 from lightning_core.runs import RolloutRequest, Run
@@ -17,15 +18,29 @@ from lightning_core.task import Task
 from lightning_core.trace import CallErrorKind, Trace
 from lightning_prompt.budget import Budget, Spent
 from lightning_prompt.prices import Prices
+from lightning_prompt.reserve import Reserve
 from lightning_prompt.retrying import Patience, Tell
 
-_OF_THE_AGENT: Final = (Cause.AGENT_ERROR, Cause.TIMEOUT, Cause.BUDGET)
 _AGAIN: Final = 3
 """How often, in one start of the run, rollouts that failed through no fault of the agent are asked for anew."""
 
 
 class BudgetReached(Exception):
     """A bound of the budget is reached; its text says which."""
+
+
+class RefusedError(LightningError):
+    """No rollout could be run, and to wait does not help: a refusal of the provider, a worker that cannot start the agent."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the agent cannot be run: {why}; once that is mended, go on with `--resume`"
+        )
+        self.why = why
+        """Cause and message."""
+
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str]]:
+        return type(self), (self.why,)
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -77,6 +92,7 @@ class Evaluator:
         budget: Budget,
         *,
         prices: Prices | None = None,
+        priced: bool = False,
         spent: Callable[[], Spent] = Spent,
         patience: float = 3600.0,
         tell: Tell = lambda text: None,
@@ -85,8 +101,9 @@ class Evaluator:
         """
         Args:
             run: the run.
-            budget: its bounds. Rollouts that `reserve` names are kept apart.
+            budget: its bounds. What `reserve` holds is kept apart.
             prices: of the agent's models.
+            priced: whether a call whose cost is not known is an error, as it is where money counts.
             spent: what others have spent of the same budget, such as the reflection model.
             patience: seconds for which the agent's model is waited for while none of its rollouts can be run.
             tell: called with what is waited for, and with None once it goes on.
@@ -95,24 +112,30 @@ class Evaluator:
         self.budget = budget
         self.lowest = 0.0
         """The lowest reward seen, and at most 0: what a rollout counts for that the agent failed."""
+        self.reserve = Reserve()
+        """What is kept for the comparison at the end."""
         self.requested = 0
         """How many rollouts were asked for that were not known."""
         self._run = run
         self._prices = prices or Prices()
+        self._priced = priced
         self._others = spent
         self._patience = patience
         self._tell = tell
         self._own = Spent()
         self._known: dict[tuple[str, str, int], Trace] = {}
-        self._reserved = 0
         self._started = clock()
         self._clock = clock
-        self._before = 0.0
+        state = run.load() or {}
+        self._before = float(state.get("seconds", 0.0))
+        self._replayed = int(state.get("rollouts", 0))
 
     @property
     def spent(self) -> Spent:
-        """What has been spent, by others too."""
-        seconds = self._before + self._clock() - self._started
+        """What has been spent, by others too. Earlier starts took their time once what they did has been read again: until
+        then no bound stops what costs nothing."""
+        read = self._own.rollouts >= self._replayed
+        seconds = self._clock() - self._started + (self._before if read else 0.0)
         return self._own + self._others() + Spent(seconds=seconds)
 
     @property
@@ -120,40 +143,35 @@ class Evaluator:
         """How the rollouts run: where the run serves a model, as in validation, as nothing of it is learnt by gradient."""
         return Mode.OBSERVE if self._run.config.mode is Mode.OBSERVE else Mode.VAL
 
+    def cost(self, trace: Trace) -> float:
+        """What a rollout's calls cost in US dollars.
+
+        Raises:
+            UsageError: a model has no price, where money counts.
+            EngineError: a reply has no token counts, where money counts.
+        """
+        costs = []
+        for call in trace.calls:
+            cost = self._prices.cost(call.model or "", call.usage)
+            if cost is None and self._priced and call.error is None:
+                self._prices.require([call.model or ""])
+                raise EngineError(
+                    f"model `{call.model}`: its reply has no token counts, so that what it costs is not known; bound `calls`"
+                    " instead of money"
+                )
+            costs.append(cost or 0.0)
+        return math.fsum(costs)
+
     def proposed(self) -> None:
         """Count a candidate that was proposed."""
         self._own += Spent(proposals=1)
 
-    def began_before(self, seconds: float) -> None:
-        """Count the wall time of earlier starts of the run."""
-        self._before = seconds
-
-    def reserve(self, rollouts: int) -> None:
-        """Keep rollouts of the budget for later: `search` ones may not take them."""
-        self._reserved = rollouts
-
-    @property
-    def reserved(self) -> int:
-        """Rollouts that are kept for later."""
-        return self._reserved
-
     @property
     def seen(self) -> tuple[set[float], int]:
-        """Which rewards there were, and how many strategies were run."""
-        rewards = {trace.reward for trace in self._known.values() if trace.reward is not None}
-        return rewards, len({digest for digest, _, _ in self._known})
-
-    def check(self) -> None:
-        """End the search where a bound is reached.
-
-        Raises:
-            BudgetReached: with the bound, in words.
-        """
-        held = Spent(rollouts=self._reserved)
-        if (reached := self.budget.reached(self.spent + held, reflecting=False)) is not None:
-            if self._reserved and self.budget.reached(self.spent, reflecting=False) is None:
-                reached += f" ({self._reserved} of them for the comparison at the end)"
-            raise BudgetReached(reached)
+        """Which rewards there were, and of how many strategies."""
+        scored = {key: trace.reward for key, trace in self._known.items()}
+        found = {key: reward for key, reward in scored.items() if reward is not None}
+        return set(found.values()), len({digest for digest, _, _ in found})
 
     async def evaluate(
         self, strategy: Strategy, tasks: Sequence[Task], *, repeats: int = 1, reserved: bool = False
@@ -164,10 +182,12 @@ class Evaluator:
             strategy: what is applied; one that is empty is the agent as it is.
             tasks: the tasks.
             repeats: rollouts of each.
-            reserved: whether they are those that `reserve` kept.
+            reserved: whether they are those that are kept for the comparison: what they take was held for them by estimate,
+                so that no bound but that of rollouts ends them.
 
         Raises:
             BudgetReached: they do not fit; none was begun.
+            RefusedError: none of them could be run, and to wait does not help.
             LightningError: none of them could be run, through no fault of the agent, for as long as `patience` says.
         """
         digest = strategy.digest
@@ -178,15 +198,12 @@ class Evaluator:
             if (digest, task.id, number) not in self._known
         ]
         if wanted:
-            held = Spent(rollouts=0 if reserved else self._reserved)
-            if self.budget.fits(self.spent + held, rollouts=len(wanted)) < len(wanted):
-                if not reserved:
-                    self.check()
-                raise BudgetReached(
-                    f"{len(wanted)} rollouts more would pass {self.budget.used(self.spent)}"
-                )
+            self._check(len(wanted), reserved)
             self.requested += len(wanted)
             await self._run_all(strategy, digest, wanted)
+            spent = self.spent
+            if not reserved and spent.rollouts >= self._replayed:
+                self._run.save({"seconds": spent.seconds, "rollouts": spent.rollouts})
         return Scores(
             strategy,
             {
@@ -194,6 +211,19 @@ class Evaluator:
                 for task in tasks
             },
         )
+
+    def _check(self, rollouts: int, reserved: bool) -> None:
+        """Refuse rollouts that do not fit, with the bound that is reached."""
+        budget, spent, held = self.budget, self.spent, self.reserve.held
+        if reserved:
+            budget, held = Budget(rollouts=budget.rollouts), Spent()
+        if budget.fits(spent + held, rollouts=rollouts) == rollouts:
+            return
+        if (reached := self.budget.reached(spent, reflecting=False)) is not None:
+            raise BudgetReached(reached)
+        if (reached := self.budget.reached(spent + held, reflecting=False)) is not None:
+            raise BudgetReached(f"{reached}, with the comparison at the end")
+        raise BudgetReached(f"{rollouts} rollouts more would pass {self.budget.used(spent)}")
 
     async def _run_all(
         self, strategy: Strategy, digest: str, wanted: Sequence[tuple[Task, int]]
@@ -225,12 +255,10 @@ class Evaluator:
                     break
 
     async def _wait(self, patience: Patience, trace: Trace) -> None:
-        cause, why = trace.attempt.cause, _last_line(trace)
+        why = why_unscored(trace)
         if not _may_pass(trace):
-            raise LightningError(
-                f"the agent cannot be run: {cause}: {why}; once that is mended, go on with `--resume`"
-            )
-        await patience.wait(f"the agent's model does not answer: {cause}: {why}")
+            raise RefusedError(why)
+        await patience.wait(f"the agent's model does not answer: {why}")
 
     async def _round(
         self, strategy: Strategy, digest: str, wanted: Sequence[tuple[Task, int]], number: int
@@ -258,32 +286,46 @@ class Evaluator:
             for task, repeat in wanted
         ]
         found = [traces[0] for traces in await self._run.rollouts(requests)]
-        self._count(found)
+        self._count(digest, found)
         return found
 
-    def _count(self, traces: Iterable[Trace]) -> None:
+    def _count(self, digest: str, traces: Iterable[Trace]) -> None:
         for trace in traces:
             calls = trace.calls
-            usd = sum(self._prices.cost(call.model or "", call.usage) or 0.0 for call in calls)
-            self._own += Spent(
+            spent = Spent(
                 rollouts=0 if _by_no_fault_of_the_agent(trace) else 1,
                 calls=len(calls),
                 tokens=sum(call.total_tokens for call in calls),
-                usd=usd,
+                usd=self.cost(trace),
             )
+            self._own += spent
+            attempt = trace.attempt
+            seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
+            at_once = self._run.config.concurrency
+            self.reserve.took(digest, spent + Spent(seconds=seconds / at_once))
             if trace.reward is not None:
                 self.lowest = min(self.lowest, trace.reward)
 
 
 def _worth(trace: Trace, lowest: float | None) -> float | None:
-    if trace.reward is None and trace.attempt.cause in _OF_THE_AGENT:
-        return lowest
-    return trace.reward
+    if trace.attempt.cause is Cause.SUCCESS or _by_no_fault_of_the_agent(trace):
+        return trace.reward
+    return lowest if trace.reward is None else trace.reward
 
 
 def _by_no_fault_of_the_agent(trace: Trace) -> bool:
     cause = trace.attempt.cause
-    return cause is None or cause.reward_status is RewardStatus.INFRA_ERROR
+    return cause is None or cause.reward_status is RewardStatus.INFRA_ERROR or _left_waiting(trace)
+
+
+def _left_waiting(trace: Trace) -> bool:
+    """Whether an attempt's time ran out because the provider was silent: its last call had most of that time, and no reply."""
+    attempt = trace.attempt
+    if attempt.cause is not Cause.TIMEOUT or attempt.ended_at is None or not trace.calls:
+        return False
+    call = trace.calls[-1]
+    most = (attempt.ended_at - attempt.started_at) / 2
+    return call.error is not None and call.ended_at - call.started_at > most
 
 
 def _may_pass(trace: Trace) -> bool:
@@ -296,7 +338,8 @@ def _may_pass(trace: Trace) -> bool:
     return error.status in (408, 425, 429) or (error.status or 0) >= 500
 
 
-def _last_line(trace: Trace) -> str:
+def why_unscored(trace: Trace) -> str:
+    """The cause to which a rollout's end is put down, and what is known of it."""
     error = next((call.error for call in reversed(trace.calls) if call.error is not None), None)
     told = error.message if error is not None else trace.attempt.error
-    return " ".join((told or "no more is known").split())[:300]
+    return f"{trace.attempt.cause}: {' '.join((told or 'no more is known').split())[:300]}"

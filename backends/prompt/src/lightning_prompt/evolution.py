@@ -160,18 +160,16 @@ class Evolution:
             }
         )
         self._evaluator.proposed()
-        why = ""
+        why = fault = ""
         for _ in range(2):
             reply = self._reflect(f"{prompt}{why}")
             said = InstructionProposalSignature.output_extractor(reply)["new_instruction"]
             try:
                 return marks.read(said).source
             except UsageError as error:
-                why = f"\n\nYour last answer could not be used: {error}"
-        log.warning(
-            "a prompt that was proposed twice lacks what is put in: %s; the old one stays",
-            marks.listed,
-        )
+                fault = str(error)
+                why = f"\n\nYour last answer could not be used: {fault}"
+        log.warning("what was proposed could twice not be used: %s; the old prompt stays", fault)
         return text
 
 

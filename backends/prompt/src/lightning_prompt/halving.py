@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lightning_core.strategy import Strategy
 from lightning_core.task import Task
-from lightning_prompt.evaluation import Evaluator, Scores
+from lightning_prompt.evaluation import Evaluator, RefusedError, Scores
 
 _FIRST: Final = 8
 """Tasks of the first round, at least."""
@@ -21,11 +21,12 @@ async def halve(
     choose: Sequence[Task],
     *,
     rollouts: int | None,
-    value: Callable[[Scores], float | None],
+    worth: Callable[[Scores], tuple[float, ...] | None],
     on_scores: Callable[[Scores], Coroutine[Any, Any, None]],
     on_round: Callable[[list[Scores]], None],
+    on_refused: Callable[[Strategy, RefusedError], None],
     stop: Callable[[], bool] = lambda: False,
-) -> None:
+) -> list[Strategy]:
     """Try all strategies on as many tasks as the rollouts allow, the better third on three times as many, and so on to all.
 
     Args:
@@ -33,31 +34,39 @@ async def halve(
         strategies: what is tried, in an order that plays no part but for ties.
         choose: the tasks, in a random order.
         rollouts: how many there may be; None for as many as it takes to try all strategies on all tasks.
-        value: what a strategy is worth, higher is better; None where nothing of it is scored.
+        worth: what a strategy is worth, higher is better; None where nothing of it is scored.
         on_scores: told of each strategy that was tried on all tasks.
         on_round: told of all strategies of a round, once it is over.
+        on_refused: told of each strategy under which the provider refuses the calls; it is left out.
         stop: whether the share of the budget is used up.
+
+    Returns:
+        Those that were refused.
 
     Raises:
         BudgetReached: the whole budget is.
         LightningError: rollouts could not be run.
     """
     left = list(strategies)
+    refused: list[Strategy] = []
     for kept, count in rounds(len(left), len(choose), rollouts):
         found: list[Scores] = []
         for strategy in left:
             if stop():
-                return
-            found.append(await evaluator.evaluate(strategy, choose[:count]))
+                return refused
+            try:
+                found.append(await evaluator.evaluate(strategy, choose[:count]))
+            except RefusedError as error:
+                on_refused(strategy, error)
+                refused.append(strategy)
+                continue
             if count == len(choose):
                 await on_scores(found[-1])
         on_round(found)
-        worth = {id(scores): value(scores) for scores in found}
-        ranked = sorted(
-            (scores for scores in found if worth[id(scores)] is not None),
-            key=lambda scores: -(worth[id(scores)] or 0.0),
-        )
-        left = [scores.strategy for scores in ranked[:kept]]
+        valued = [(value, each.strategy) for each in found if (value := worth(each)) is not None]
+        valued.sort(key=lambda pair: pair[0], reverse=True)  # Equals stay in order.
+        left = [strategy for _, strategy in valued[:kept]]
+    return refused
 
 
 def rounds(strategies: int, tasks: int, rollouts: int | None) -> list[tuple[int, int]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from lightning_core.runs import Run
 from lightning_core.strategy import Strategy
 from lightning_prompt.comparison import mean_interval, spread
-from lightning_prompt.evaluation import Evaluator, Scores
+from lightning_prompt.evaluation import Evaluator, RefusedError, Scores
 from lightning_prompt.live import LiveSearch
 from lightning_prompt.plan import Plan
 from lightning_prompt.scored import Scored
 
+_SAMPLED: Final = {"temperature": "T", "top_p": "top_p", "max_tokens": "max_tokens"}
 TRIED = "strategies"
 """The folder in the run's for the strategies that were tried on all tasks to choose by."""
 
@@ -26,7 +29,9 @@ class Leader:
         self._plan = plan
         self._evaluator = evaluator
         self._best: Scores | None = None
+        self._known: set[str] = set()
         self._phase = ""
+        self._base = Strategy()
         self._live = LiveSearch(plan.budget)
         run.show(self._live.render)
 
@@ -38,6 +43,7 @@ class Leader:
     def begin(self, phase: str) -> None:
         """A part of the search begins."""
         self._phase = phase
+        self._base = self.strategy
         self._run.say(phase)
         self._live.spend(self._evaluator.spent)
         self._live.begin(phase)
@@ -46,51 +52,61 @@ class Leader:
         """Something that the user should know."""
         self._live.say(text)
 
-    def worth(self, scores: Scores) -> float | None:
-        """The mean reward, less what a rollout costs where that is weighed; None where nothing is scored."""
+    def refused(self, strategy: Strategy, error: RefusedError) -> None:
+        """A strategy is left out, as the provider refuses the calls under it."""
+        self.note(f"{named(strategy, self._base)} is left out: {error.why}")
+
+    def worth(self, scores: Scores) -> tuple[float, float] | None:
+        """What strategies are chosen by: the mean reward, less what a rollout costs where that is weighed; of equals the
+        cheapest. None where nothing is scored."""
         value = scores.mean(self._evaluator.lowest)
-        if value is None or not self._plan.cost_weight:
-            return value
-        prices = self._plan.prices
-        costs = [
-            sum(prices.cost(call.model or "", call.usage) or 0.0 for call in trace.calls)
-            for trace in scores.all
-        ]
-        return value - self._plan.cost_weight * sum(costs) / len(costs)
+        if value is None:
+            return None
+        costs = [self._evaluator.cost(trace) for trace in scores.all]
+        cost = sum(costs) / len(costs)
+        return value - self._plan.cost_weight * cost, -cost
 
     async def told(self, scores: Scores) -> None:
-        """A strategy was tried on all tasks to choose by."""
+        """A strategy was tried on all tasks to choose by. One that has been before, in another part, is not told of again."""
+        digest = scores.strategy.digest
+        if digest in self._known:
+            return
+        self._known.add(digest)
         best = None if self._best is None else self.worth(self._best)
         value = self.worth(scores)
         if value is not None and (best is None or value > best):
             self._best = scores
+            self._evaluator.reserve.leading = digest
         spent = self._evaluator.spent
         found = mean_interval(scores.rewards(self._evaluator.lowest), seed=self._plan.asked.seed)
         candidate = Scored(
-            name=named(scores.strategy),
+            name=named(scores.strategy, self._base),
             phase=self._phase,
             rollouts=spent.rollouts,
             mean=found.mean,
             low=found.low,
             high=found.high,
             tasks=found.tasks,
+            worth=value,
         )
         self.tried.append(candidate)
         self._live.spend(spent)
         self._live.add(candidate)
         self._live.compare(*_prompts_of(self.strategy))
+        leading = self._best.mean(self._evaluator.lowest) if self._best is not None else None
         number = len(self.tried)
         if self._run.logged(number):
             return
         counts = {f"spent/{name}": value for name, value in msgspec.to_builtins(spent).items()}
         await self._run.log(
             {
-                "strategy": scores.strategy.digest[:12],
+                "strategy": digest[:12],
                 "phase": self._phase,
                 "reward/mean": found.mean,
                 "reward/low": found.low,
                 "reward/high": found.high,
-                "reward/best": None if self._best is None else self.worth(self._best),
+                "reward/best": leading,
+                "usd/rollout": None if value is None else -value[1],
                 "rollouts/unscored": found.unscored,
                 **counts,
             },
@@ -98,7 +114,7 @@ class Leader:
         )
         folder = self._run.folder / TRIED
         folder.mkdir(exist_ok=True)
-        scores.strategy.dump(folder / f"{scores.strategy.digest[:12]}.json")
+        scores.strategy.dump(folder / f"{digest[:12]}.json")
 
     def round(self, found: list[Scores]) -> None:
         """Strategies were tried on the same tasks: how far they lie apart, by how many demonstrations they have."""
@@ -116,10 +132,16 @@ class Leader:
                 )
 
 
-def named(strategy: Strategy) -> str:
-    """A strategy in a few words: how it differs from the agent as it is."""
+def named(strategy: Strategy, base: Strategy = Strategy()) -> str:  # noqa: B008 - frozen
+    """A strategy in a few words: how it differs from the agent as it is, but for what `base` has too."""
     if strategy.is_empty:
         return "the agent as it is"
+    parts, known = _parts(strategy), _parts(base)
+    told = [part for part in parts if part not in known] or parts
+    return f"{', '.join(told)} ({strategy.digest[:6]})"
+
+
+def _parts(strategy: Strategy) -> list[str]:
     templates = strategy.prompt_templates.values()
     new = sum(each.template != each.original for each in templates)
     parts = [f"{new} prompt{'s' if new > 1 else ''}"] if new else []
@@ -127,8 +149,12 @@ def named(strategy: Strategy) -> str:
         parts.append(_size(strategy))
     parts += [f"{name}={value}" for name, value in strategy.decision_rules.items()]
     parts += [f"{name}={each.chosen}" for name, each in strategy.interaction_patterns.items()]
-    parts += [str(each.model or f"T={each.temperature}") for each in strategy.models.values()]
-    return f"{', '.join(parts)} ({strategy.digest[:6]})"
+    for label, each in strategy.models.items():
+        where = "" if label == "*" else f" for {label}"
+        sampled = [(word, getattr(each, field)) for field, word in _SAMPLED.items()]
+        found = [each.model] + [f"{word}={value}" for word, value in sampled if value is not None]
+        parts += [f"{part}{where}" for part in found if part]
+    return parts
 
 
 def _size(strategy: Strategy) -> str:

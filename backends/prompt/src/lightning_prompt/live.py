@@ -10,12 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.cli.render import shown
+from lightning_core.shown import shown
 from lightning_prompt.budget import Budget, Spent
 from lightning_prompt.scored import Scored, best_of
 
 _ROWS: Final = 8
-_NAME: Final = 28
+_NAME: Final = 40
 _SAID: Final = 4
 _DIFF_LINES: Final = 8
 _LINE: Final = 96
@@ -66,7 +66,7 @@ class LiveSearch:
         self._tell(
             Text.assemble(
                 f"{_one_line(candidate.phase, _NAME)}  {_one_line(candidate.name, _NAME)}  reward {_score(candidate)}"
-                f"  {_runs(candidate)}  ",
+                f"  {_runs(candidate, ' tasks')}  ",
                 self._used(),
                 "  best so far" if best and len(self._candidates) > 1 else "",
             )
@@ -79,15 +79,18 @@ class LiveSearch:
     def render(self) -> RenderableType:
         """The table as it stands."""
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("phase", "candidate", "reward", "tasks x repeats", "rollouts", ""):
+        # On a narrow terminal the names give way, and the numbers stay whole.
+        for column in ("phase", "candidate"):
+            table.add_column(column)
+        for column in ("reward", "tasks", "rollouts", ""):
             table.add_column(
                 column, no_wrap=True, justify="right" if column == "rollouts" else "left"
             )
         best = best_of(self._candidates)
         for candidate in self._rows(best):
             table.add_row(
-                Text(_one_line(candidate.phase, _NAME)),
-                Text(_one_line(candidate.name, _NAME)),
+                _cell(candidate.phase),
+                _cell(candidate.name),
                 _score(candidate),
                 _runs(candidate),
                 f"{candidate.rollouts:,}",
@@ -124,8 +127,13 @@ def _score(candidate: Scored) -> str:
     return f"{candidate.mean:.3f} ({candidate.low:.2f} to {candidate.high:.2f})"
 
 
-def _runs(candidate: Scored) -> str:
-    return f"{candidate.tasks} x {candidate.repeats}"
+def _runs(candidate: Scored, unit: str = "") -> str:
+    repeated = f" x {candidate.repeats}" if candidate.repeats > 1 else ""
+    return f"{candidate.tasks}{unit}{repeated}"
+
+
+def _cell(text: str) -> Text:
+    return Text(_one_line(text, _NAME), no_wrap=True, overflow="ellipsis")
 
 
 def _changed(original: Mapping[str, str], best: Mapping[str, str]) -> Iterator[Text]:

@@ -9,7 +9,7 @@ import msgspec
 
 from lightning_core.errors import UsageError
 from lightning_core.prompts import Prompts
-from lightning_core.strategy import ModelChoice
+from lightning_core.strategy import ModelChoice, Strategy
 from lightning_core.trace import Trace
 from lightning_prompt.demonstrations import (
     Slot,
@@ -17,11 +17,11 @@ from lightning_prompt.demonstrations import (
     pools_from_expected,
     pools_from_traces,
 )
-from lightning_prompt.evaluation import Evaluator
+from lightning_prompt.evaluation import Evaluator, RefusedError, Scores
 from lightning_prompt.halving import halve
 from lightning_prompt.leader import Leader
 from lightning_prompt.plan import Plan, Source
-from lightning_prompt.rules import RuleSearch, RuleSpace, Sampling, declared_in, searchable
+from lightning_prompt.rules import RuleSearch, RuleSpace, declared_in, searchable
 from lightning_prompt.share import Share
 from lightning_prompt.space import Space, texts_of
 from lightning_prompt.split import Split
@@ -80,7 +80,7 @@ class Phases:
             found.append(self._prompts)
         rules = RuleSpace(
             declared=tuple(slot for slot in declared_in(traces) if searchable(slot)),
-            temperature=self._plan.temperature and Sampling(*self._plan.temperature),
+            sampling=self._plan.sampling,
         )
         if rules.empty:
             lacking.append(
@@ -93,16 +93,19 @@ class Phases:
         return found
 
     async def _models(self, labels: Sequence[str], share: Share) -> None:
-        for label in labels if len(labels) > 1 else ["*"]:
+        targets = labels if len(labels) > 1 else ["*"]
+        left = list(self._plan.asked.models)
+        for number, label in enumerate(targets):
             self._leader.begin(f"models for {'all calls' if label == '*' else f'`{label}`'}")
             base = self._leader.strategy
-            candidates = [base] + [
+            candidates = [
                 msgspec.structs.replace(
                     base, models={**base.models, label: ModelChoice(model=model)}
                 )
-                for model in self._plan.asked.models
+                for model in left
             ]
-            await self._halve(candidates, share)
+            refused = await self._halve([base, *candidates], share, parts=len(targets) - number)
+            left = [m for m, each in zip(left, candidates, strict=True) if each not in refused]
 
     async def _demonstrations(self, pools: Mapping[str, Sequence[Any]], share: Share) -> None:
         self._leader.begin("demonstrations")
@@ -111,17 +114,26 @@ class Phases:
             self._space.strategy(texts_of(base), chosen, base)
             for chosen in draws(pools, plan.sizes, plan.draws, plan.asked.seed)
         ]
-        await self._halve(candidates, share)
+        await self._halve(candidates, share, on_round=self._leader.round)
 
-    async def _halve(self, candidates: Sequence[Any], share: Share) -> None:
-        await halve(
+    async def _halve(
+        self,
+        candidates: Sequence[Strategy],
+        share: Share,
+        *,
+        parts: int = 1,
+        on_round: Callable[[list[Scores]], None] = lambda _: None,
+    ) -> list[Strategy]:
+        rollouts = share.rollouts
+        return await halve(
             self._evaluator,
             candidates,
             self._split.choose,
-            rollouts=share.rollouts,
-            value=self._leader.worth,
+            rollouts=None if rollouts is None else rollouts // parts,
+            worth=self._leader.worth,
             on_scores=self._leader.told,
-            on_round=self._leader.round,
+            on_round=on_round,
+            on_refused=self._leader.refused,
             stop=share,
         )
 
@@ -152,7 +164,10 @@ class Phases:
             on_scores=self._leader.told,
             seed=self._plan.asked.seed,
         )
-        await search.run(self._split.choose, share, trials=self._plan.trials)
+        try:
+            await search.run(self._split.choose, share, trials=self._plan.trials)
+        except RefusedError as error:
+            self._leader.note(f"rules are left as they are by now: {error.why}")
 
     def _pools(self, traces: Sequence[Trace]) -> dict[str, list[Any]]:
         source = self._plan.source

@@ -40,7 +40,9 @@ OPTIONS: Final[Mapping[str, str]] = {
     "choose": "the share of the tasks by which strategies are chosen; the others are learnt from",
     "held_out": "the share of the tasks that is kept for the comparison at the end, where `--val` is not given",
     "trials": "the most trials of rules",
-    "temperature": "bounds of the temperature that is searched, such as `0,1`",
+    "temperature": "bounds within which it is searched, such as `0,1`",
+    "top_p": "bounds within which it is searched, such as `0.5,1`",
+    "max_tokens": "bounds within which it is searched, such as `16,256`",
     "cost_weight": "how much reward a US dollar for each rollout is worth, where models are chosen",
     "prices": "what models cost, `MODEL=IN,OUT` in US dollars for a million tokens; several with blanks between",
     "reflection_temperature": "of the reflection model",
@@ -49,6 +51,8 @@ OPTIONS: Final[Mapping[str, str]] = {
     "patience": "seconds for which a provider that refuses or is silent is waited for",
 }
 """What `--set` takes."""
+_SAMPLING: Final = {"temperature": (0.0, 2.0), "top_p": (0.001, 1.0), "max_tokens": (1.0, 1e9)}
+"""Sampling parameters that can be searched, and between what."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +76,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The share that is kept for the comparison at the end, without `--val`."""
     trials: int = 40
     """The most trials of rules."""
-    temperature: tuple[float, float] | None = None
-    """Bounds of the temperature that is searched."""
+    sampling: Mapping[str, tuple[float, float]] = {}
+    """Bounds of the sampling parameters that are searched, by name."""
     cost_weight: float = 0.0
     """Reward that a US dollar for each rollout is worth."""
     prices: Prices = Prices()
@@ -108,7 +112,7 @@ def plan_of(config: RunConfig) -> Plan:
         raise UsageError("backend `prompt`: needs a reward to choose by; give it with `--reward`")
     plan = Plan(
         asked=asked,
-        budget=Budget.parse(asked.budget or DEFAULT_BUDGET),
+        budget=Budget.parse(DEFAULT_BUDGET if asked.budget is None else asked.budget),
         source=_source(given),
         expected_field=given.get("expected_field"),
         sizes=_sizes(given),
@@ -116,7 +120,7 @@ def plan_of(config: RunConfig) -> Plan:
         choose=_share(given, "choose", 0.4),
         held_out=_share(given, "held_out", 0.3),
         trials=_whole(given, "trials", 40),
-        temperature=_bounds(given),
+        sampling={name: _bounds(given, name) for name in _SAMPLING if name in given},
         cost_weight=_number(given, "cost_weight", 0.0),
         prices=Prices.parse(given.get("prices", "")),
         reflection_temperature=_number(given, "reflection_temperature", 1.0),
@@ -124,9 +128,8 @@ def plan_of(config: RunConfig) -> Plan:
         reflection_key_env=given.get("reflection_key_env"),
         patience=_number(given, "patience", 3600.0),
     )
-    if plan.budget.usd is not None or plan.budget.reflection_usd is not None:
-        models = {*asked.models, *([asked.reflection_model] if asked.reflection_model else [])}
-        plan.prices.require(model.rpartition("/")[2].partition("@")[0] for model in models)
+    if plan.budget.usd is not None or plan.cost_weight > 0:
+        plan.prices.require(asked.models)
     return plan
 
 
@@ -166,14 +169,14 @@ def _sizes(given: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(sorted({int(each) for each in text.split(",")}))
 
 
-def _bounds(given: Mapping[str, str]) -> tuple[float, float] | None:
-    text = given.get("temperature")
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", text)
-    if found is None or float(found[1]) >= float(found[2]):
-        raise UsageError(f"option `temperature`: expected bounds such as `0,1` but got {text!r}")
-    return float(found[1]), float(found[2])
+def _bounds(given: Mapping[str, str], name: str) -> tuple[float, float]:
+    number = r"\d{1,9}" if name == "max_tokens" else r"\d{1,9}(?:\.\d{1,9})?"
+    found = re.fullmatch(rf"({number}),({number})", given[name])
+    low, high = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    least, most = _SAMPLING[name]
+    if not least <= low < high <= most:
+        raise UsageError(f"option `{name}`: expected {OPTIONS[name]} but got {given[name]!r}")
+    return low, high
 
 
 def _whole(given: Mapping[str, str], key: str, usual: int) -> int:

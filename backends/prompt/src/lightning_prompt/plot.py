@@ -90,6 +90,7 @@ def _draw_candidates(axes: Axes, scored: Sequence[Scored]) -> None:
         look: dict[str, Any] = {
             "color": _COLOURS[number % len(_COLOURS)],
             "marker": _MARKERS[number % len(_MARKERS)],
+            "zorder": 3,  # above the line of the best, which would hide intervals
         }
         means = [c.mean or 0.0 for c in points]
         below = [m - (m if c.low is None else c.low) for m, c in zip(means, points, strict=True)]

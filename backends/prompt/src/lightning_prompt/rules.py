@@ -23,27 +23,18 @@ _RUNGS: Final = (0.25, 0.5, 1.0)
 """The shares of the tasks after each of which a trial may be given up."""
 
 
-class Sampling(msgspec.Struct, frozen=True):
-    """Bounds of a sampling parameter that is searched."""
-
-    low: float
-    """The lowest value."""
-    high: float
-    """The highest value."""
-
-
 class RuleSpace(msgspec.Struct, frozen=True, kw_only=True):
     """What is searched: whatever the agent's code reads by name, and how models are sampled."""
 
     declared: tuple[SlotDeclaration, ...] = ()
     """The rules and choices that the agent's code reads, and that have a range."""
-    temperature: Sampling | None = None
-    """The bounds of the temperature of all models; None leaves it."""
+    sampling: Mapping[str, tuple[float, float]] = {}
+    """Bounds of sampling parameters of all models, by their name in `ModelChoice`; those that are not named stay."""
 
     @property
     def empty(self) -> bool:
         """Whether nothing is searched."""
-        return not self.declared and self.temperature is None
+        return not self.declared and not self.sampling
 
 
 def declared_in(traces: Sequence[Trace]) -> list[SlotDeclaration]:
@@ -138,8 +129,11 @@ class RuleSearch:
         values: dict[str, Any] = {}
         for slot in self._space.declared:
             values[slot.title] = _suggested(trial, slot)
-        if (bounds := self._space.temperature) is not None:
-            values["temperature"] = trial.suggest_float("temperature", bounds.low, bounds.high)
+        for name, (low, high) in self._space.sampling.items():
+            if name == "max_tokens":
+                values[name] = trial.suggest_int(name, int(low), int(high), log=True)
+            else:
+                values[name] = round(trial.suggest_float(name, low, high), 3)
         return values
 
 
@@ -149,24 +143,25 @@ def applied(base: Strategy, space: RuleSpace, values: Mapping[str, Any]) -> Stra
     Args:
         base: the strategy.
         space: what the values are of.
-        values: by the slot's title, and `temperature`.
+        values: by the slot's title, and by the name of the sampling parameter. A default that the base leaves to the code
+            stays there, so that the strategy is the same and is not paid for again.
     """
     rules: dict[str, Json] = dict(base.decision_rules)
     patterns = dict(base.interaction_patterns)
     models = dict(base.models)
     for slot in space.declared:
         value = values[slot.title]
+        kept = rules if slot.kind is SlotKind.RULE else patterns
+        if value == slot.default and slot.name not in kept:
+            continue
         if slot.kind is SlotKind.RULE:
             rules[slot.name] = value
         else:
             options: dict[str, tuple[Step, ...]] = {str(each): () for each in slot.options or ()}
             patterns[slot.name] = InteractionPattern(chosen=str(value), options=options)
-    if "temperature" in values:
-        for label in tuple(models) or ("*",):
-            kept = models.get(label) or ModelChoice()
-            models[label] = msgspec.structs.replace(
-                kept, temperature=round(values["temperature"], 3)
-            )
+    if sampled := {name: values[name] for name in space.sampling}:
+        for label in dict.fromkeys((*models, "*")):
+            models[label] = msgspec.structs.replace(models.get(label) or ModelChoice(), **sampled)
     return msgspec.structs.replace(
         base, decision_rules=rules, interaction_patterns=patterns, models=models
     )

@@ -26,9 +26,11 @@ class Scored(Record, frozen=True, kw_only=True):
     """Tasks that it was run on."""
     repeats: int = 1
     """Rollouts of each."""
+    worth: tuple[float, ...] | None = None
+    """What it is chosen by, the first number before the second; None is its mean reward."""
 
 
 def best_of(candidates: Iterable[Scored]) -> Scored | None:
-    """The one with the highest mean reward, the first of equals; None where none has any."""
+    """The one that is worth most, the first of equals; None where none has a reward."""
     known = [candidate for candidate in candidates if candidate.mean is not None]
-    return max(known, key=lambda candidate: candidate.mean or 0.0, default=None)
+    return max(known, key=lambda each: each.worth or (each.mean or 0.0,), default=None)

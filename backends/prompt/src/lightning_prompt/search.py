@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_core.errors import UsageError
+from lightning_core.errors import LightningError, UsageError
 from lightning_core.gateway.targets import DEFAULT_UPSTREAM
 from lightning_core.prompts import find_prompts
 from lightning_core.redaction import without_userinfo
@@ -19,7 +19,7 @@ from lightning_core.runs import Artifact, Run
 from lightning_core.strategy import Provenance, Strategy
 from lightning_prompt.budget import Spent
 from lightning_prompt.comparison import Comparison, compare
-from lightning_prompt.evaluation import BudgetReached, Evaluator
+from lightning_prompt.evaluation import BudgetReached, Evaluator, why_unscored
 from lightning_prompt.leader import TRIED, Leader
 from lightning_prompt.phases import Phases, Reflect
 from lightning_prompt.plan import Plan
@@ -62,6 +62,7 @@ class Search:
             run,
             plan.budget,
             prices=plan.prices,
+            priced=plan.budget.usd is not None or plan.cost_weight > 0,
             spent=reflected,
             patience=plan.patience,
             tell=lambda text: run.say(text or "the agent's model answers again"),
@@ -77,8 +78,6 @@ class Search:
             LightningError: rollouts could not be run, or the reflection model not be asked.
         """
         run, plan = self._run, self._plan
-        state = run.load() or {}
-        self._evaluator.began_before(float(state.get("seconds", 0.0)))
         split = split_tasks(
             await run.tasks("train"),
             await run.tasks("val"),
@@ -112,24 +111,40 @@ class Search:
                 f" tasks, 2 strategies, {repeats} repeats), and the agent as it is {first}, so that nothing is left to search"
                 " with; raise it, or give fewer tasks with `--limit`"
             )
-        self._evaluator.reserve(count)
+        self._evaluator.reserve.rollouts = count
 
     async def _searched(self, split: Split) -> None:
         original, evaluator, leader = Strategy(), self._evaluator, self._leader
         leader.begin("the agent as it is")
+        await self._first(split)
         before = await evaluator.evaluate(original, split.choose)
         await leader.told(before)
         traces = [*before.all, *(await evaluator.evaluate(original, split.learn)).all]
+        if all(trace.reward is None for trace in traces):
+            raise LightningError(
+                f"the agent as it is fails on each of {len(traces)} tasks, the last time by {why_unscored(traces[-1])}; run it with"
+                " `lightning-core run` until it does not"
+            )
         prompts = find_prompts(traces)
         self._space = space_of(prompts, declared_in(traces), self._plan.asked.train_agents)
         phases = Phases(self._plan, evaluator, leader, split, self._space, self._reflect)
         possible = phases.possible(prompts, traces)
         for number, phase in enumerate(possible):
-            try:
-                await phase(Share(evaluator, len(possible) - number))
-            finally:
-                self._run.save({"seconds": evaluator.spent.seconds})
+            await phase(Share(evaluator, len(possible) - number))
             self._check_signal()
+
+    async def _first(self, split: Split) -> None:
+        """Run one rollout: whether there are prices, and whether the budget can be enough, is to be known before more is paid."""
+        evaluator, budget = self._evaluator, self._plan.budget
+        scores = await evaluator.evaluate(Strategy(), split.choose[:1])
+        count = len(split.choose) + len(split.learn)
+        needed = evaluator.reserve.held + evaluator.reserve.expected(count, scores.strategy.digest)
+        if (reached := budget.reached(needed, reflecting=False)) is not None:
+            raise UsageError(
+                f"budget: going by the first rollout, the agent as it is takes {reached} for {count} tasks and the comparison at"
+                f" the end ({evaluator.reserve.rollouts} rollouts), so that nothing is left to search with; raise it, or give"
+                " fewer tasks with `--limit`"
+            )
 
     def _check_signal(self) -> None:
         values, strategies = self._evaluator.seen
@@ -159,7 +174,7 @@ class Search:
         best = leader.strategy
         cost = {
             name: round(getattr(spent, name), 6)
-            for name in ("rollouts", "calls", "tokens", "usd", "seconds")
+            for name in ("rollouts", "calls", "tokens", "usd", "reflection_usd", "seconds")
         }
         kept = msgspec.structs.replace(
             self._space.completed(best if comparison.improved else Strategy()),
@@ -193,6 +208,7 @@ class Search:
                 "verdict": str(comparison),
                 "strategies": len(leader.tried),
                 "stopped": stopped,
+                "used": self._plan.budget.used(spent),
                 "cost": cost,
                 "picture": None if picture is None else picture.name,
                 "best": None if best.is_empty else f"{TRIED}/{best.digest[:12]}.json",

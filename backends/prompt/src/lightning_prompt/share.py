@@ -17,8 +17,7 @@ class Share:
         """
         self._evaluator = evaluator
         self._begun = evaluator.spent
-        kept = Spent(rollouts=evaluator.reserved)
-        self._budget = evaluator.budget.left(self._begun + kept).share(1 / parts)
+        self._budget = evaluator.budget.left(self._begun + evaluator.reserve.held).share(1 / parts)
 
     def __call__(self) -> bool:
         """Whether it is used up."""
