@@ -214,6 +214,7 @@ def test_a_plain_program_has_better_prompts_by_the_servers_address_alone(
          "everyone who reaches 0.0.0.0 could use it; allow that with `--allow-target api.openai.com`"),
         (["--upstream", "http://me:secret@127.0.0.1/v1"], "without credentials or a query"),
         (["--upstream", "me:secret@127.0.0.1/v1"], "expected an address such as"),
+        (["--upstream-speaks", "chat"], "`--upstream-speaks` says something of `--upstream`; give that too"),
     ],
 )  # fmt: skip
 def test_what_serve_is_given_wrong_is_one_clear_error(cli, folder, options, says):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lightning_core import (
     adapter,
@@ -149,6 +150,40 @@ def _call(id, span, at):
         span_id=span,
         started_at=at,
     )
+
+
+def test_a_call_of_any_format_is_read_as_a_chat():
+    said = [{"role": "user", "content": "hi"}]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    plain = replace(_call("a", None, 0), request={"messages": said, "tools": tools})
+    other = {"dialect": "responses", "request": {"input": "hi", "tools": [{"name": "add"}]}}
+    translated = replace(plain, chat_request={"messages": said, "tools": tools}, **other)
+    for call in (plain, translated):
+        assert (call.messages, call.sent_messages, call.tools) == (said, said, tools)
+    sent = [{"role": "system", "content": "Be brief."}, *said]
+    for call in (
+        replace(plain, overrides={"messages": sent}),
+        replace(translated, overrides={"messages": sent}),
+        replace(translated, overrides={"instructions": "…"}, chat_sent={"messages": sent}),
+    ):
+        assert (call.messages, call.sent_messages) == (said, sent)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts", "total"),
+    [
+        (None, (None, None), 0),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 6}, (3, 2), 6),
+        ({"prompt_tokens": 3}, (3, None), 3),
+        ({"input_tokens": 3, "output_tokens": 2}, (3, 2), 5),
+        ({"input_tokens": 3, "cache_read_input_tokens": 10, "cache_creation_input_tokens": 100, "output_tokens": 2}, (113, 2), 115),
+        ({"prompt_tokens": 13, "input_tokens": 3, "completion_tokens": 2, "output_tokens": 2}, (13, 2), 15),
+        ({"prompt_tokens": "many"}, (None, None), 0),
+    ],
+)  # fmt: skip
+def test_tokens_are_counted_whatever_the_upstream_calls_them(usage, counts, total):
+    call = replace(_call("a", None, 0), usage=usage)
+    assert (call.token_counts, call.total_tokens) == (counts, total)
 
 
 def _trace(spans, calls):

@@ -86,6 +86,21 @@ async def test_a_stream_says_what_the_whole_reply_says(serve, path, n):
             assert logprobs == pytest.approx(wanted, abs=1e-4)
 
 
+async def test_the_tokens_of_a_prompt_can_be_counted(serve):
+    async with serve() as client:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        for body in ({"messages": HELLO}, {"messages": HELLO, "tools": [tool]}):
+            reply = await client.ok(
+                "/v1/chat/completions", **body, max_tokens=1, return_token_ids=True
+            )
+            assert await client.ok("/tokenize", **body) == {
+                "count": reply["usage"]["prompt_tokens"],
+                "max_model_len": 512,
+                "tokens": reply["prompt_token_ids"],
+                "token_strs": None,
+            }
+
+
 async def test_completions_take_text_ids_and_lists_of_them(serve):
     async with serve() as client:
         ids = client.loaded.tokenizer("the user")["input_ids"]

@@ -16,6 +16,8 @@ from lightning_core.redaction import HIDDEN, redacted
 
 OPENAI: Final = "https://api.openai.com/v1"
 """OpenAI's own address."""
+ANTHROPIC: Final = "https://api.anthropic.com/v1"
+"""Anthropic's own address."""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """Hosts that no proxy is asked for."""
 NOT_OF_THE_FORM: Final = (
@@ -28,6 +30,11 @@ _SHOWN: Final = 300
 def is_openai(host: str | None) -> bool:
     """Whether it is OpenAI's own host, or one of its regions'."""
     return f".{host}".endswith(".api.openai.com")
+
+
+def is_anthropic(host: str | None) -> bool:
+    """Whether it is Anthropic's own host."""
+    return f".{host}".endswith(".api.anthropic.com")
 
 
 def key_for(host: str | None, variable: str | None, *, who: str) -> str | None:

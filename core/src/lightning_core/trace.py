@@ -116,7 +116,7 @@ class Call(Record, frozen=True, kw_only=True):
     index: int
     """Position in the attempt by time of arrival, from 0."""
     dialect: str
-    """The wire format: `chat`, `completions`, `embeddings`, …"""
+    """The wire format: `chat`, `completions`, `embeddings`, `responses`, `messages`."""
     span_id: str | None = None
     """The span in which it was made; None where no adapter said."""
     agent: str | None = None
@@ -127,8 +127,14 @@ class Call(Record, frozen=True, kw_only=True):
     """Any other labels of the adapter's."""
     request: dict[str, Any] = msgspec.field(default_factory=dict)
     """The body as the agent sent it."""
+    chat_request: dict[str, Any] | None = None
+    """The request in the terms of chat completions where its own format is another: the whole prompt, with what
+    `previous_response_id` stands for; None for chat, text completions and embeddings."""
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What went upstream in place of the body's own fields; None marks a field that was taken out."""
+    """What went upstream in place of the fields of `request`, or, where the call was translated, of `chat_request`;
+    None marks a field that was taken out."""
+    chat_sent: dict[str, Any] | None = None
+    """`chat_request` as it went upstream, where a strategy changed the prompt of a call that was not translated."""
     strategy: StrategyUse | None = None
     """What a strategy did to it; None where there was none, or the format has no prompt."""
     choices: tuple[Choice, ...] = ()
@@ -171,13 +177,23 @@ class Call(Record, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The request's messages; for a text completion one user message of the prompt."""
-        return _messages(self.request)
+        """The request's messages, in the form of chat completions whatever its format; for a text completion one user
+        message of the prompt."""
+        return _messages(self.request if self.chat_request is None else self.chat_request)
 
     @property
     def sent_messages(self) -> list[dict[str, Any]]:
         """The same as they went upstream: with what a strategy replaced and put in."""
-        return _messages({**self.request, **self.overrides})
+        if self.chat_sent is not None:
+            return _messages(self.chat_sent)
+        asked = self.request if self.chat_request is None else self.chat_request
+        return _messages({**asked, **self.overrides})
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tools that the request offers, in the form of chat completions."""
+        tools = (self.request if self.chat_request is None else self.chat_request).get("tools")
+        return tools if isinstance(tools, list) else []
 
     @property
     def label(self) -> str:
@@ -200,15 +216,25 @@ class Call(Record, frozen=True, kw_only=True):
         return calls if isinstance(calls, list) else []
 
     @property
+    def token_counts(self) -> tuple[int | None, int | None]:
+        """Prompt and completion tokens as the upstream reported them; None where it did not."""
+        prompt = self._count("prompt_tokens")
+        completion = self._count("completion_tokens")
+        return (
+            self._count(*_INPUT_COUNTS) if prompt is None else prompt,
+            self._count("output_tokens") if completion is None else completion,
+        )
+
+    @property
     def total_tokens(self) -> int:
         """Prompt and completion tokens as the upstream reported them; 0 where it did not."""
+        total = (self.usage or {}).get("total_tokens")
+        return total if isinstance(total, int) else sum(count or 0 for count in self.token_counts)
+
+    def _count(self, *names: str) -> int | None:
         usage = self.usage or {}
-        total = usage.get("total_tokens")
-        if isinstance(total, int):
-            return total
-        return sum(
-            v for k in ("prompt_tokens", "completion_tokens") if isinstance(v := usage.get(k), int)
-        )
+        counts = [count for name in names if isinstance(count := usage.get(name), int)]
+        return sum(counts) if counts else None
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -217,6 +243,10 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
         return messages
     prompt = body.get("prompt")
     return [] if prompt is None else [{"role": "user", "content": prompt}]
+
+
+# Anthropic's count leaves out what its cache takes and gives.
+_INPUT_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 SLOT_PREFIX = "lightning.slot."

@@ -49,6 +49,9 @@ class MemoryStore(Store):
             self.kept[record.id] = record
             self.puts.append(record)
 
+    async def call(self, call_id):
+        return self.kept.get(call_id)
+
     async def calls(self, attempt_id):
         found = [call for call in self.kept.values() if call.attempt_id == attempt_id]
         return sorted(found, key=lambda call: call.index)

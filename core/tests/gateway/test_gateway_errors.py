@@ -309,7 +309,13 @@ async def test_a_token_that_was_good_expires(site, upstream, monkeypatch):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/responses"), ("GET", "/chat/completions"), ("POST", "/models"), ("POST", "/x")],
+    [
+        ("GET", "/responses"),
+        ("GET", "/chat/completions"),
+        ("POST", "/models"),
+        ("POST", "/x"),
+        ("POST", "/threads/thread_1/messages"),
+    ],
 )
 async def test_unknown_routes(site, method, path):
     site.open()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from lightning_core.instrument import child_environment
 from lightning_core.instrument.bootstrap import STARTUP, restore_addresses
 from lightning_core.instrument.context import PLACEHOLDER_KEY
@@ -40,14 +42,24 @@ def test_it_says_all_that_a_child_needs_and_leaves_the_rest():
         "OPENAI_API_KEY": "mine",
         "OPENAI_BASE_URL": f"{GATEWAY}/s/tok/v1",
         "OPENAI_API_BASE": f"{GATEWAY}/s/tok/v1",
+        "ANTHROPIC_BASE_URL": f"{GATEWAY}/s/tok",
+        "ANTHROPIC_API_BASE": f"{GATEWAY}/s/tok",
         "PYTHONPATH": STARTUP,
     }
     assert base == {"HOME": "/home/me", "OPENAI_API_KEY": "mine"}
 
 
-def test_the_key_is_replaced_where_it_is_asked_for():
-    assert child({"OPENAI_API_KEY": "mine"}, set_key=True)["OPENAI_API_KEY"] == PLACEHOLDER_KEY
-    assert "OPENAI_API_KEY" not in child({})
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "ANTHROPIC_API_KEY"])
+def test_the_key_is_replaced_where_it_is_asked_for(name):
+    assert child({name: "mine"}, set_key=True)[name] == PLACEHOLDER_KEY
+    assert child({name: "mine"})[name] == "mine"
+    assert name not in child({})
+
+
+def test_no_other_key_competes_with_the_placeholder():
+    base = {"ANTHROPIC_AUTH_TOKEN": "mine"}
+    assert "ANTHROPIC_AUTH_TOKEN" not in child(base, set_key=True)
+    assert child(base)["ANTHROPIC_AUTH_TOKEN"] == "mine"
 
 
 def test_our_folder_is_first_on_the_path_and_the_users_stay():
@@ -72,6 +84,16 @@ def test_the_users_address_comes_back():
     assert again["OPENAI_BASE_URL"].startswith(GATEWAY)
     restore_addresses(again)
     assert again["OPENAI_BASE_URL"] == "https://llm.example/v1"
+
+
+def test_the_address_of_one_sdk_comes_back_alone():
+    base = {"OPENAI_BASE_URL": "https://a.example/v1", "ANTHROPIC_BASE_URL": "https://b.example"}
+    made = child(base)
+    restore_addresses(made, "ANTHROPIC_")
+    assert made["ANTHROPIC_BASE_URL"] == "https://b.example"
+    assert made["OPENAI_BASE_URL"].startswith(GATEWAY)
+    restore_addresses(made)
+    assert made["OPENAI_BASE_URL"] == "https://a.example/v1"
 
 
 def test_an_address_that_the_program_has_changed_stays():

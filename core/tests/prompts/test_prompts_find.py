@@ -114,6 +114,20 @@ def test_text_completions_are_read_and_other_formats_counted(trace):
     assert found.calls == 10
 
 
+@pytest.mark.parametrize("dialect", ["responses", "messages"])
+def test_prompts_of_other_formats_are_read_as_those_of_chat(trace, dialect):
+    def asked(town):
+        messages = [{"role": "system", "content": f"You know {town} well."}]
+        return {
+            "dialect": dialect,
+            "request": {"input": town},
+            "chat_request": {"messages": messages},
+        }
+
+    traces = [trace(town, [("see", [], asked(town))], value={"town": town}) for town in TOWNS]
+    assert sources(find_prompts(traces)) == {"see.system": "You know {town} well."}
+
+
 def test_two_prompts_in_one_place_are_two_slots(trace):
     calls = [
         ("node", [f"system: {(WRITE if number % 2 else JUDGE).format(town)}"])

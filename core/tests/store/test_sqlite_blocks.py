@@ -8,12 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lightning_core.store import SQLiteStore
-from lightning_core.store.blocks import BlockNumbers, RecentlyUsed, body, unfold
+from lightning_core.store.blocks import BlockNumbers, RecentlyUsed, body, pack, unfold
+from lightning_core.store.codec import CallJoiner, CallParts
 from lightning_core.testing.store import make_attempt, make_call, make_rollout
 from lightning_core.trace import Call, Choice, Span, SpanKind
 
@@ -64,6 +66,8 @@ CALLS = st.builds(
             "reply": OBJECTS,
             "usage": st.none() | OBJECTS,
             "overrides": REQUESTS | OBJECTS,
+            "chat_request": st.none() | REQUESTS | OBJECTS,
+            "chat_sent": st.none() | REQUESTS | OBJECTS,
             "labels": st.dictionaries(TEXT, TEXT, max_size=3),
             "agent": st.none() | TEXT,
             "started_at": st.floats(allow_nan=False, allow_infinity=False),
@@ -100,6 +104,18 @@ def test_every_call_comes_back_exactly(calls: list[Call]) -> None:
         assert repr(one.request) == repr(
             other.request
         )  # 1, 1.0 and True are equal but not the same
+
+
+def test_parts_that_an_older_release_wrote_are_read() -> None:
+    """They end before what came later."""
+    blocks = {7: b'{"role":"user"}'}
+    joiner = CallJoiner(lambda _: blocks)
+    older = CallParts("messages", [pack("I", [7])], sent_key=None)
+    packed = msgspec.msgpack.encode(list(msgspec.structs.astuple(older))[:8])
+    data = make_call(request={"messages": None, "model": "m"}).to_json()
+    call = joiner.join(data, packed)
+    assert call.request == {"messages": [{"role": "user"}], "model": "m"}
+    assert (call.chat_request, call.chat_sent) == (None, None)
 
 
 @SETTINGS

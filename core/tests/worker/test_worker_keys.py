@@ -11,20 +11,26 @@ from lightning_core.worker import work
 
 AGENT = """
 import os
-KEY = os.environ["OPENAI_API_KEY"]
+KEY = os.environ["NAME"]
 
 def agent(text):
-    return [KEY, os.environ.get("OPENAI_API_KEY")]
+    return [KEY, os.environ.get("NAME")]
 """
 
 
+@pytest.fixture(params=["OPENAI_API_KEY", "ANTHROPIC_API_KEY"])
+def name(request):
+    return request.param
+
+
 @pytest.fixture
-def spec(tmp_path, monkeypatch):
+def spec(tmp_path, monkeypatch, name):
     # Set first, so that it is taken away again whatever the code under test does.
-    monkeypatch.setenv("OPENAI_API_KEY", "x")
-    monkeypatch.delenv("OPENAI_API_KEY")
+    for each in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(each, "x")
+        monkeypatch.delenv(each)
     path = tmp_path / f"agent_{tmp_path.name}.py"
-    path.write_text(AGENT)
+    path.write_text(AGENT.replace("NAME", name))
     return f"{path}:agent"
 
 
@@ -40,19 +46,19 @@ async def test_an_agent_that_wants_a_key_runs_without_one_where_the_gateway_answ
     assert await working
 
 
-async def test_no_placeholder_is_set_where_the_users_own_key_counts(server, spec, caplog):
+async def test_no_placeholder_is_set_where_the_users_own_key_counts(server, spec, name, caplog):
     stop = asyncio.Event()
     working = asyncio.create_task(work(spec, url=server.url, token="t", stop=stop))
     report = await server.report(await server.put("x", mode=Mode.OBSERVE))
     assert report.output == ["lightning-core", None]
-    assert "OPENAI_API_KEY" in caplog.text
+    assert name in caplog.text
     stop.set()
     assert await working
-    assert "OPENAI_API_KEY" not in os.environ
+    assert name not in os.environ
 
 
-async def test_the_users_key_is_left_alone(server, spec, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "the user's")
+async def test_the_users_key_is_left_alone(server, spec, name, monkeypatch):
+    monkeypatch.setenv(name, "the user's")
     stop = asyncio.Event()
     working = asyncio.create_task(work(spec, url=server.url, token="t", stop=stop))
     report = await server.report(await server.put("x", mode=Mode.TRAIN))

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from lightning_core.errors import LightningError, UsageError
-from lightning_core.gateway.targets import DEFAULT_UPSTREAM
 from lightning_core.prompts import find_prompts
+from lightning_core.provider import OPENAI
 from lightning_core.redaction import without_userinfo
 from lightning_core.rollout import Mode
 from lightning_core.runs import Artifact, Run
@@ -220,9 +220,7 @@ class Search:
         config = self._run.config
         if config.model is not None and config.mode is not Mode.OBSERVE:
             return f"--model {shlex.quote(config.model)}"
-        return (
-            f"--upstream {without_userinfo(os.environ.get('OPENAI_BASE_URL') or DEFAULT_UPSTREAM)}"
-        )
+        return f"--upstream {without_userinfo(os.environ.get('OPENAI_BASE_URL') or OPENAI)}"
 
 
 def _gain(comparison: Comparison) -> dict[str, Any] | None:

@@ -145,9 +145,8 @@ def _add_call(tree: Tree, call: Call, full: bool) -> None:
     said = " ".join(label for label in (call.agent, call.node) if label) if not call.span_id else ""
     facts = [f"{call.ended_at - call.started_at:.2f} s"]
     if call.usage:
-        facts.append(
-            f"{call.usage.get('prompt_tokens', '?')} + {call.usage.get('completion_tokens', 0)} tokens"
-        )
+        prompt, completion = call.token_counts
+        facts.append(f"{'?' if prompt is None else prompt} + {completion or 0} tokens")
     if call.choices and call.choices[0].token_ids is not None:
         facts.append("token ids")
     if call.stream:

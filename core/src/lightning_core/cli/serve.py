@@ -22,6 +22,7 @@ from lightning_core.cli.traffic import Telling, take_traffic
 from lightning_core.client import Client
 from lightning_core.engines import ChosenEngine, create_engine
 from lightning_core.errors import LightningError
+from lightning_core.gateway.limits import GatewayLimits
 from lightning_core.gateway.tally import Tally
 from lightning_core.plugins import installed
 from lightning_core.rollout import Mode, Rollout
@@ -73,6 +74,8 @@ _T = TypeVar("_T")
               help="A strategy: what matches of it is applied to every call, but for rollouts that have their own.")  # fmt: skip
 @click.option("--upstream", metavar="URL",
               help="Where calls go of agents that have only this address and their own key: https://api.openai.com/v1.")  # fmt: skip
+@click.option("--upstream-speaks", type=click.Choice(["chat"]),
+              help="What --upstream speaks alone, where it should not be asked: other formats are translated.")  # fmt: skip
 def command(
     host: str,
     port: int,
@@ -87,6 +90,7 @@ def command(
     max_tokens: int,
     strategy: Path | None,
     upstream: str | None,
+    upstream_speaks: str | None,
 ) -> None:
     """Serve: store, gateway and API, for runs and workers elsewhere. Ends with Ctrl+C; what runs is taken up again.
 
@@ -101,6 +105,8 @@ def command(
         )
     if upstream is not None:
         _check_upstream(upstream, host, allow_targets)
+    elif upstream_speaks is not None:
+        raise click.UsageError("`--upstream-speaks` says something of `--upstream`; give that too")
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -112,6 +118,7 @@ def command(
         allow_targets=allow_targets,
         keep_seconds=keep_days and keep_days * 86400,
         strategy=None if strategy is None else Strategy.load(strategy),
+        limits=GatewayLimits(chat_only=upstream_speaks == "chat"),
     )
     served = create_engine(model if policy is None else str(policy), engine, installed())
     if served is not None:

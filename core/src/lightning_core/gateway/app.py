@@ -8,23 +8,22 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from lightning_core.errors import TokenError
+from lightning_core.gateway.asides import COUNT, ROUTES, Aside
+from lightning_core.gateway.asking import Services
 from lightning_core.gateway.dialects import DIALECTS, dialect_of
-from lightning_core.gateway.dialects.models import SUFFIX as MODELS
-from lightning_core.gateway.dialects.models import is_models_path, models_reply
-from lightning_core.gateway.exchange import Exchange, Services
-from lightning_core.gateway.headers import passed_back_lines, passed_on, session_token
-from lightning_core.gateway.http1 import Broken
+from lightning_core.gateway.exchange import Exchange
+from lightning_core.gateway.headers import session_token
 from lightning_core.gateway.incoming import AiohttpRequest, Incoming
-from lightning_core.gateway.labels import SESSION, TARGET
+from lightning_core.gateway.labels import SESSION
 from lightning_core.gateway.limits import GatewayLimits
-from lightning_core.gateway.outgoing import Outgoing, Sent, refusal_reply, whole_reply
+from lightning_core.gateway.outgoing import Outgoing, Sent, refusal_reply
 from lightning_core.gateway.policy import Policies
 from lightning_core.gateway.recorder import Recorder
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.session import Session
 from lightning_core.gateway.targets import Targets
+from lightning_core.gateway.translating import Speech, remember
 from lightning_core.gateway.upstream import Upstream
-from lightning_core.rollout import Mode
 from lightning_core.store.base import Store
 from lightning_core.tokens import Claims, Scope, TokenSigner
 from lightning_core.trace import CallErrorKind
@@ -32,6 +31,7 @@ from lightning_core.trace import CallErrorKind
 _PREFIX = "/s/"
 _PATHS = (_PREFIX, "/v1/")
 _PLAIN_PATHS = (*_PATHS, "/openai/")
+_KEYS = ("authorization", "api-key", "x-api-key")
 _REMEMBERED_TOKENS = 4096
 
 
@@ -73,7 +73,7 @@ class Gateway:
         """Begin to take calls."""
         upstream = Upstream(self._limits)
         recorder = Recorder(self._store)
-        self._services = Services(self._limits, recorder, upstream, self._targets)
+        self._services = Services(self._limits, recorder, upstream, self._targets, Speech())
 
     async def close(self) -> None:
         """End every session and close every connection. May be called more than once."""
@@ -89,6 +89,9 @@ class Gateway:
         """Take the calls of an attempt from now on; its token must name it."""
         gate = self.policies.of(session.run)
         session.start(self._limits, gate, session.deadline - time.time())
+        for call in session.earlier:
+            remember(session, call, self._limits)
+        session.earlier = ()
         self._sessions[session.attempt_id] = session
 
     async def end(self, attempt_id: str, *, grace: float = 0.0) -> Session | None:
@@ -141,7 +144,8 @@ class Gateway:
         try:
             reply = await self._reply(request)
         except Refusal as refusal:
-            reply = refusal_reply(request, refusal)
+            form = dialect_of(request.path.rstrip("/").removesuffix(COUNT))
+            reply = refusal_reply(request, refusal, form)
         reply.finish()
         return reply
 
@@ -156,14 +160,14 @@ class Gateway:
             dialect = dialect_of(path)
             if dialect is not None:
                 return await Exchange(services, session, request, dialect, path, fixed=plain).run()
-        elif request.method == "GET" and is_models_path(path):
-            return await self._models(services, session, request, path, fixed=plain)
+        aside = await Aside(services, session, request, path, fixed=plain).answer()
+        if aside is not None:
+            return aside
         known = ", ".join(f"`POST …{dialect.suffix}`" for dialect in DIALECTS)
         raise Refusal(
             404,
             "unknown_route",
-            f"`{request.method} {path}` is no format that the gateway speaks; it speaks {known},"
-            f" `GET …{MODELS}`",
+            f"`{request.method} {path}` is no format that the gateway speaks; it speaks {known}, {ROUTES}",
         )
 
     def _session(self, token: str | None) -> Session:
@@ -191,50 +195,20 @@ class Gateway:
             raise _ended(claims.attempt_id)
         return session
 
-    async def _models(
-        self,
-        services: Services,
-        session: Session,
-        request: Incoming,
-        path: str,
-        *,
-        fixed: bool,
-    ) -> Outgoing:
-        if session.mode is not Mode.OBSERVE:
-            body = models_reply(path, session.gate.policy)
-            return whole_reply(request, 200, {"Content-Type": "application/json"}, body)
-        target, _ = services.targets.observed(
-            None if fixed else request.headers.get(TARGET),
-            upstream=session.upstream,
-            path=path,
-            suffix=path[path.rindex(MODELS) :],
-            query=request.query,
-        )
-        headers = passed_on(request.lines, request.headers.get("connection"), credentials=True)
-        reply = await services.upstream.send(b"GET", target, headers, None)
-        pieces: list[bytes] = []
-        try:
-            while piece := await reply.read():
-                pieces.append(piece)
-        except Broken as error:
-            raise services.upstream.failure(error, target) from error
-        finally:
-            services.upstream.release(target, reply)
-        lines, body = passed_back_lines(reply.headers, edited=False), b"".join(pieces)
-        return Outgoing(request, reply.status, reply.reason, lines, len(body), pending=body)
-
 
 def _token_and_path(request: Incoming) -> tuple[str | None, str]:
     """The session's token, and the path without it."""
     path = request.path.rstrip("/")
     if path.startswith(_PREFIX):
-        token, slash, rest = path[len(_PREFIX) :].partition("/")
-        return token, slash + rest
+        first, slash, rest = path[len(_PREFIX) :].partition("/")
+        return first, slash + rest
     headers = request.headers
     if named := headers.get(SESSION):
         return named, path
-    key = headers.get("authorization") or headers.get("api-key") or ""
-    return session_token(key), path
+    for name in _KEYS:
+        if (key := headers.get(name)) and (token := session_token(key)) is not None:
+            return token, path
+    return None, path
 
 
 def _unknown(message: str) -> Refusal:

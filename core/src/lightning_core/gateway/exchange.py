@@ -9,39 +9,26 @@ import time
 
 import msgspec
 
-from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Terms
-from lightning_core.gateway.headers import passed_on
-from lightning_core.gateway.http1 import Connection
+from lightning_core.gateway.asking import Asking, Services, Work
+from lightning_core.gateway.detached import Detached
+from lightning_core.gateway.dialects import stored
+from lightning_core.gateway.dialects.base import Dialect
+from lightning_core.gateway.dialects.translated import TranslatedDialect
 from lightning_core.gateway.incoming import Incoming
-from lightning_core.gateway.labels import CALL, TARGET, read_labels, read_retry
-from lightning_core.gateway.limits import GatewayLimits
+from lightning_core.gateway.labels import CALL, TARGET, read_retry
 from lightning_core.gateway.outgoing import Outgoing, refusal_reply, whole_reply
 from lightning_core.gateway.reading import read_fields
-from lightning_core.gateway.record import Outcome, build_call
-from lightning_core.gateway.recorder import Recorder
+from lightning_core.gateway.record import Outcome, build_call, request_of
 from lightning_core.gateway.refusal import Refusal
-from lightning_core.gateway.relay import Relay
 from lightning_core.gateway.retries import Entry, Replay
-from lightning_core.gateway.session import Session, deadline_passed
-from lightning_core.gateway.strategy import Applied
-from lightning_core.gateway.targets import Targets, deployment_of
-from lightning_core.gateway.upstream import Upstream
+from lightning_core.gateway.session import Job, Session, deadline_passed
+from lightning_core.gateway.translating import remember
 from lightning_core.rollout import Mode
 from lightning_core.trace import Call, CallError, CallErrorKind, Try
 
 _log = logging.getLogger(__name__)
 # Unique, not secret: a system call for each would cost as much as reading the request.
 _random = random.Random(random.SystemRandom().getrandbits(256))
-_AS_IT_IS = Applied()
-
-
-class Services(msgspec.Struct, frozen=True):
-    """What all exchanges of a gateway share."""
-
-    limits: GatewayLimits
-    recorder: Recorder
-    upstream: Upstream
-    targets: Targets
 
 
 class Exchange:
@@ -68,10 +55,9 @@ class Exchange:
         """
         self._services = services
         self._session = session
-        self._request = request
         self._path = path
         self._fixed = fixed
-        self._outcome = Outcome(dialect=dialect, session=session)
+        self._outcome = Outcome(dialect=dialect, session=session, agent=request)
         self._arrival = 0
         self._task: asyncio.Task[object] | None = None
         self._stopped: Refusal | None = None
@@ -84,19 +70,26 @@ class Exchange:
 
         The caller still has to `finish` the reply.
         """
+        self._arrival = self._session.enter(self)
+        return await self._see_through(self._answer())
+
+    async def _see_through(self, work: Work) -> Outgoing:
+        """Answer by `work` and record the Call, unless `work` has left that to another task."""
         session, outcome = self._session, self._outcome
         task = self._task = asyncio.current_task()
-        self._arrival = session.enter(self)
         try:
             try:
-                response = await self._answer()
+                if self._stopped is not None:
+                    work.close()
+                    raise self._stopped
+                response = await work
             except Refusal as refusal:
                 response = self._refused(refusal)
             except ConnectionError:
                 if not outcome.started_at:
                     raise
                 outcome.error = self._gone()
-                response = Outgoing(self._request, 499, "Closed", "", 0)  # to nobody
+                response = Outgoing(outcome.agent, 499, "Closed", "", 0)  # to nobody
             except asyncio.CancelledError:
                 if self._stopped is None or task is None or task.uncancel() > 0:
                     if outcome.started_at:
@@ -111,6 +104,8 @@ class Exchange:
                 response = self._interrupted(
                     Refusal(500, "internal", message, CallErrorKind.UNREADABLE)
                 )
+            if self._task is not task:
+                return response
             self._committing = True
             try:
                 await self._commit()
@@ -119,21 +114,23 @@ class Exchange:
                 raise
             return response
         finally:
-            session.leave(self)
+            if self._task is task:
+                session.leave(self)
 
     def stop(self, reason: Refusal) -> None:
         """See `Stoppable.stop`."""
-        if self._task is not None and self._stopped is None and not self._committing:
+        if self._stopped is None and not self._committing:
             self._stopped = reason
-            self._task.cancel()
+            if self._task is not None:
+                self._task.cancel()
 
     # The way of a request ----------------------------------------------------------------------------------------
 
     async def _answer(self) -> Outgoing:
-        session, outcome, headers = self._session, self._outcome, self._request.headers
+        session, outcome, headers = self._session, self._outcome, self._outcome.agent.headers
         outcome.headers = headers
         try:
-            outcome.body = await self._request.body(self._services.limits.max_body)
+            outcome.body = await outcome.agent.body(self._services.limits.max_body)
         except Refusal:
             outcome.started_at = time.time()
             raise
@@ -158,9 +155,10 @@ class Exchange:
             if entry.replay is not None:
                 return self._replay(entry.replay)
         self._admit(entry)
+        asking = Asking(self._services, outcome, self._path, self._detach)
         if session.mode is Mode.OBSERVE or not outcome.dialect.answered_by_policy:
-            return await self._observe(fields, target, entry)
-        return await self._ask_policy(fields, entry)
+            return await asking.observe(fields, target, entry)
+        return await asking.ask_policy(fields, entry)
 
     def _admit(self, entry: Entry) -> None:
         session = self._session
@@ -181,120 +179,36 @@ class Exchange:
         entry.admitted = True
         session.calls += 1
 
-    async def _observe(self, fields: Fields, named: str | None, entry: Entry) -> Outgoing:
-        services, outcome = self._services, self._outcome
-        target, is_own = services.targets.observed(
-            named,
-            upstream=self._session.upstream,
-            path=self._path,
-            suffix=outcome.dialect.suffix,
-            query=self._request.query,
-        )
-        outcome.deployment = deployment_of(self._path)
-        applied = self._apply_strategy(fields, chooses=True)
-        if is_own and outcome.deployment is not None:
-            applied = applied.without_model()
-        outcome.strategy = applied.use
-        terms = Terms(
-            # Only Azure knows a model by its path.
-            model=outcome.deployment if not is_own else None,
-            index=entry.index,
-            stream_usage=services.limits.stream_usage,
-            prompt=applied.prompt,
-            choice=applied.choice,
-        )
-        prepared = self._prepare(fields, terms)
-        outcome.target = target
-        lines, connection = self._request.lines, self._request.headers.get("connection")
-        headers = passed_on(lines, connection, credentials=True)
-        reply = await services.upstream.send(b"POST", target, headers, prepared.body)
-        return await self._deliver(reply, prepared)
-
-    async def _ask_policy(self, fields: Fields, entry: Entry) -> Outgoing:
-        services, outcome, session = self._services, self._outcome, self._session
-        gate, lines = session.gate, self._request.lines
-        connection = self._request.headers.get("connection")
-        applied = self._apply_strategy(fields, chooses=session.mode is Mode.VAL)
-        outcome.strategy = applied.use
-        policy, source = await gate.enter()
-        try:
-            outcome.policy_version = policy.version
-            last: Refusal | None = None
-            for endpoint in gate.replicas(policy, session.rollout_id):
-                prepared = self._prepare(
-                    fields,
-                    Terms(
-                        model=endpoint.model,
-                        sampling=policy.train if session.mode is Mode.TRAIN else policy.val,
-                        capabilities=policy.capabilities,
-                        index=session.salt + entry.index,
-                        stream_usage=services.limits.stream_usage,
-                        prompt=applied.prompt,
-                        choice=applied.choice,
-                    ),
-                )
-                base = endpoint.base_url.rstrip("/")
-                target = services.targets.trusted(base + outcome.dialect.suffix)
-                outcome.target, outcome.replica = target, base
-                headers = passed_on(lines, connection, credentials=False, api_key=endpoint.api_key)
-                try:
-                    reply = await services.upstream.send(b"POST", target, headers, prepared.body)
-                except Refusal as refusal:
-                    if refusal.kind is CallErrorKind.TIMEOUT:
-                        raise
-                    gate.mark_dead(endpoint)
-                    last = refusal
-                    continue
-                return await self._deliver(reply, prepared)
-            assert last is not None  # `enter` lets no call through to a policy without replicas
-            raise last
-        finally:
-            gate.leave(source)
-
-    def _apply_strategy(self, fields: Fields, *, chooses: bool) -> Applied:
-        strategy, outcome = self._session.strategy, self._outcome
-        if strategy is None:
-            return _AS_IT_IS
-        label = read_labels(outcome.headers).name
-        return strategy.apply(outcome.dialect, fields, label, chooses=chooses)
-
-    def _prepare(self, fields: Fields, terms: Terms) -> Prepared:
-        outcome = self._outcome
-        try:
-            outcome.prepared = outcome.dialect.prepare(outcome.body, fields, terms)
-        except msgspec.MsgspecError as error:
-            message = f"the body is not a `{outcome.dialect.name}` request: {error}"
-            raise Refusal(400, "bad_request", message) from None
-        return outcome.prepared
-
-    async def _deliver(self, reply: Connection, prepared: Prepared) -> Outgoing:
-        outcome = self._outcome
-        assert outcome.target is not None  # set before anything is sent
-        relay = outcome.relay = Relay(
-            self._request,
-            reply,
-            dialect=outcome.dialect,
-            prepared=prepared,
-            target=outcome.target,
-            upstream=self._services.upstream,
-            max_reply=self._services.limits.max_reply,
-        )
-        response = await relay.deliver()
-        relay.ended_at = time.time()
-        return response
-
     def _replay(self, replay: Replay) -> Outgoing:
         self._replayed = replay
         headers = {"Content-Type": replay.content_type}
-        response = whole_reply(self._request, replay.status, headers, replay.body)
+        response = whole_reply(self._outcome.agent, replay.status, headers, replay.body)
         response.finish()
         return response
+
+    def _detach(self, work: Work, dialect: TranslatedDialect) -> Outgoing:
+        """Answer that the call is to run, and leave `work` to a task of its own."""
+        session, outcome = self._session, self._outcome
+        assert outcome.entry is not None  # set before anything is asked
+        agent, named = outcome.agent, stored.response_id(outcome.entry.id)
+        frame = stored.Frame(dialect)
+        outcome.agent, self._task = Detached(agent), None
+
+        async def run() -> None:
+            try:
+                await self._see_through(work)
+            finally:
+                del session.jobs[named]
+
+        request = request_of(outcome.body)
+        session.jobs[named] = Job(self, session.spawn(run()), request, frame.at)
+        return whole_reply(agent, 200, {"Content-Type": "application/json"}, frame.at("queued"))
 
     # Ends --------------------------------------------------------------------------------------------------------
 
     def _refused(self, refusal: Refusal) -> Outgoing:
         self._outcome.refusal = refusal
-        return refusal_reply(self._request, refusal)
+        return refusal_reply(self._outcome.agent, refusal, self._outcome.dialect)
 
     def _interrupted(self, reason: Refusal) -> Outgoing:
         """The answer to a call that `stop` ended."""
@@ -327,6 +241,8 @@ class Exchange:
         call = self._call
         if call is None:
             call = self._call = self._build(entry)
+            if outcome.dialect.native is not None or outcome.dialect.translated:
+                remember(session, call, self._services.limits)
             session.count(call, self._arrival, replayed=self._replayed is not None)
         await self._services.recorder.put(call)
         if entry.remembered and entry.running:

@@ -57,7 +57,12 @@ def line_of(name: str, value: str) -> Line:
 
 
 def passed_on(
-    lines: Sequence[Line], connection: str | None, *, credentials: bool, api_key: str | None = None
+    lines: Sequence[Line],
+    connection: str | None,
+    *,
+    credentials: bool,
+    api_key: str | None = None,
+    key_header: str = "Authorization: Bearer",
 ) -> bytes:
     """The headers of an agent's request that go upstream, as lines.
 
@@ -66,6 +71,7 @@ def passed_on(
         connection: the value of its `Connection`.
         credentials: whether the agent's own keys go along. A session's token never does.
         api_key: a key to send instead.
+        key_header: what stands before it.
     """
     named = _named_by(connection)
     if named:
@@ -73,7 +79,7 @@ def passed_on(
     parts = [line.sent for line in lines] if credentials else [line.public for line in lines]
     parts.append(b"Accept-Encoding: identity\r\n")
     if api_key is not None:
-        key = f"Authorization: Bearer {_one_line(api_key)}\r\n"
+        key = f"{key_header} {_one_line(api_key)}\r\n"
         parts.append(key.encode("utf-8", "surrogateescape"))
     return b"".join(parts)
 
@@ -102,7 +108,7 @@ def _one_line(key: str) -> str:
 
 
 def session_token(value: str) -> str | None:
-    """The session token in an `Authorization` or `api-key` header; None where it is another key."""
+    """The session token in a header that holds a key; None where it is another key."""
     token = value[7:].strip() if value[:7].lower() == "bearer " else value
     return token if token.startswith(PREFIX) else None
 

@@ -26,3 +26,8 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a session's latest calls (requests and replies) kept to be given again to a retry."""
     stream_usage: bool = True
     """Whether streams are asked for their token counts where the agent did not ask; the agent sees no trace of it."""
+    lineage_bytes: int = 4 * 2**20
+    """Bytes of a session's latest conversations kept for requests that name them by `previous_response_id`; of a translated
+    one that has left, the store is asked."""
+    chat_only: bool = False
+    """Whether the sessions' own upstreams are taken to speak only chat completions; else that is found out by asking."""

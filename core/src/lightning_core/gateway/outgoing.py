@@ -9,6 +9,7 @@ from http import HTTPStatus
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
+from lightning_core.gateway.dialects.base import Dialect
 from lightning_core.gateway.incoming import Incoming
 from lightning_core.gateway.refusal import Refusal
 
@@ -133,10 +134,11 @@ def whole_reply(agent: Incoming, status: int, headers: Mapping[str, str], body: 
     return Outgoing(agent, status, reason, lines, len(body), pending=body)
 
 
-def refusal_reply(agent: Incoming, refusal: Refusal) -> Outgoing:
-    """The answer to a request that is refused."""
+def refusal_reply(agent: Incoming, refusal: Refusal, dialect: Dialect | None) -> Outgoing:
+    """The answer to a request that is refused, in the form of its format's errors."""
     headers = {"Content-Type": "application/json", **refusal.headers}
-    return whole_reply(agent, refusal.status, headers, refusal.body())
+    body = refusal.body() if dialect is None else dialect.refusal(refusal)
+    return whole_reply(agent, refusal.status, headers, body)
 
 
 class Sent(web.StreamResponse):

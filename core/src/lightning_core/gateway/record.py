@@ -10,8 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from lightning_core.gateway import jsontext
+from lightning_core.gateway.dialects import stored
 from lightning_core.gateway.dialects.base import Dialect, Prepared, Reply
 from lightning_core.gateway.dialects.sampled import NOTE
+from lightning_core.gateway.dialects.translated import TranslatedDialect
+from lightning_core.gateway.incoming import Incoming
 from lightning_core.gateway.labels import read_labels
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.relay import Relay
@@ -19,9 +22,13 @@ from lightning_core.gateway.replies import bounded, read_reply
 from lightning_core.gateway.retries import Entry
 from lightning_core.gateway.session import Session
 from lightning_core.gateway.targets import Target
+from lightning_core.gateway.translating import in_chat
 from lightning_core.trace import Call, CallError, CallErrorKind, StrategyUse, TokenSource
 
 _NO_IDS = "the engine was asked for token ids and gave none"
+_NO_LINEAGE = (
+    "what `previous_response_id` stands for is not known: `chat_request` has the rest alone"
+)
 
 _ABORTED: Final = "abort"
 """What vLLM says of a reply that it gave up, such as for new weights, with status 200."""
@@ -33,6 +40,8 @@ class Outcome:
 
     dialect: Dialect
     session: Session
+    agent: Incoming
+    """Who is answered."""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     started_at: float = 0.0
@@ -54,13 +63,17 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
     """The record of an exchange that has ended."""
     session, prepared, relay = outcome.session, outcome.prepared, outcome.relay
     reply, error = _reply_of(outcome)
-    request = _request_of(outcome.body)
+    request = request_of(outcome.body)
     overrides = _readable(prepared.overrides) if prepared is not None else {}
     has_ids = reply.prompt_token_ids is not None or any(
         choice.token_ids is not None for choice in reply.choices
     )
     if prepared is not None and reply.complete and "return_token_ids" in overrides and not has_ids:
         reply.reply[NOTE] = _NO_IDS
+    chat_request, chat_sent = _in_chat(outcome, request, overrides)
+    named = stored.previous(outcome.dialect.name, request)
+    if named is not None and not outcome.dialect.translated and not session.lineage.find(named):
+        reply.reply.setdefault(NOTE, _NO_LINEAGE)
     labels = read_labels(outcome.headers)
     asked = overrides.get("model") or request.get("model") or outcome.deployment
     return Call(
@@ -74,7 +87,9 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
         node=labels.node,
         labels=labels.others,
         request=request,
+        chat_request=chat_request,
         overrides=overrides,
+        chat_sent=chat_sent,
         strategy=outcome.strategy,
         choices=reply.choices,
         prompt_token_ids=reply.prompt_token_ids,
@@ -95,6 +110,56 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
         first_byte_at=relay.first_byte_at if relay is not None else None,
         ended_at=time.time() if relay is None or relay.ended_at is None else relay.ended_at,
     )
+
+
+def ended_call(call: Call, dialect: Dialect, relay: Relay) -> Call | None:
+    """A Call whose upstream had not come to its end, with the end that a later reply tells; None where that tells none.
+
+    Args:
+        call: the Call as it was recorded.
+        dialect: its format.
+        relay: the later reply, delivered.
+    """
+    if (data := relay.captured) is None:
+        return None
+    reply, fault = read_reply(
+        dialect,
+        data,
+        status=relay.status,
+        encoding=relay.encoding,
+        stream=relay.stream,
+        whole=relay.whole,
+    )
+    if not relay.whole or not stored.finished(reply.reply):
+        return None
+    if stored.cancelled(reply.reply):
+        kind = CallErrorKind.CLIENT_GONE
+        fault = CallError(kind=kind, status=relay.status, message=stored.CANCELLED)
+    return msgspec.structs.replace(
+        call,
+        choices=reply.choices,
+        reply=reply.reply,
+        usage=reply.usage,
+        model=reply.model or call.model,
+        complete=reply.complete and fault is None,
+        error=fault,
+        ended_at=time.time(),
+    )
+
+
+def _in_chat(
+    outcome: Outcome, request: dict[str, Any], overrides: dict[str, Any]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """`Call.chat_request` and `Call.chat_sent`."""
+    dialect, session = outcome.dialect, outcome.session
+    if isinstance(dialect, TranslatedDialect):
+        return dialect.request, None
+    if dialect.native is None:
+        return None, None
+    asked = in_chat(dialect, session, request)
+    if outcome.strategy is None or not outcome.strategy.applied:
+        return asked, None
+    return asked, in_chat(dialect, session, {**request, **overrides})
 
 
 def _reply_of(outcome: Outcome) -> tuple[Reply, CallError | None]:
@@ -148,7 +213,8 @@ def _readable(overrides: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _request_of(body: bytes) -> dict[str, Any]:
+def request_of(body: bytes) -> dict[str, Any]:
+    """A request's body for the record; empty where it is no JSON object."""
     try:
         value = jsontext.decode(body)
     except ValueError:

@@ -37,6 +37,14 @@ class Recorder:
                 "call `%s` of attempt `%s` is not recorded: %s", call.id, call.attempt_id, error
             )
 
+    async def call(self, call_id: str) -> Call | None:
+        """A call that was recorded; None where none was, or it cannot be read."""
+        try:
+            return await self._store.call(call_id)
+        except StoreError as error:
+            _log.error("call `%s` cannot be read: %s", call_id, error)
+            return None
+
     def check(self) -> None:
         """Refuse what could not be recorded.
 
@@ -56,5 +64,14 @@ def _bare(call: Call, reason: RecordError) -> Call:
         kind=CallErrorKind.UNREADABLE, status=call.status, message=f"not kept: {reason}"[:4096]
     )
     return msgspec.structs.replace(
-        call, request={}, overrides={}, choices=(), reply={}, labels={}, complete=False, error=error
+        call,
+        request={},
+        chat_request=None,
+        overrides={},
+        chat_sent=None,
+        choices=(),
+        reply={},
+        labels={},
+        complete=False,
+        error=error,
     )

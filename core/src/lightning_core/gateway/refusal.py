@@ -18,6 +18,7 @@ class Refusal(Exception):
         kind: CallErrorKind = CallErrorKind.BAD_REQUEST,
         *,
         headers: dict[str, str] | None = None,
+        param: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -25,6 +26,7 @@ class Refusal(Exception):
         self.message = message
         self.kind = kind
         self.headers = headers or {}
+        self.param = param
 
     def body(self) -> bytes:
         """The error as JSON."""
@@ -32,6 +34,6 @@ class Refusal(Exception):
             "message": self.message,
             "type": f"lightning_{self.code}",
             "code": self.code,
-            "param": None,
+            "param": self.param,
         }
         return msgspec.json.encode({"error": error})

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 
 from lightning_core.gateway.dialects.base import Dialect, Prepared
+from lightning_core.gateway.dialects.translation import Sieve
 from lightning_core.gateway.headers import passed_back_lines
 from lightning_core.gateway.http1 import Broken, Connection
 from lightning_core.gateway.incoming import Incoming
 from lightning_core.gateway.outgoing import Outgoing
+from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.replies import inflater
-from lightning_core.gateway.sse import StreamFilter
 from lightning_core.gateway.targets import Target
 from lightning_core.gateway.upstream import Upstream
-from lightning_core.trace import CallError
+from lightning_core.trace import CallError, CallErrorKind
+
+_STREAM = "text/event-stream; charset=utf-8"
+_JSON = "application/json"
 
 
 class Relay:
@@ -94,7 +99,10 @@ class Relay:
 
     async def _deliver_whole(self) -> Outgoing:
         content = self._reply
-        edited = self.status < 400 and (self._prepared.remake or self._prepared.hides)
+        prepared, translated = self._prepared, self._dialect.translated
+        # A server that does not stream answers a translated call whole; its agent can only read what it asked for.
+        remake = self.status < 400 and (prepared.remake or (translated and prepared.stream))
+        edited = translated or (self.status < 400 and (remake or prepared.hides))
         try:
             data = await content.read()
             self.first_byte_at = time.time()
@@ -108,14 +116,13 @@ class Relay:
             return await self._pump(data, None, None, edited=False)
         self.whole = True
         self._capture(data)
-        shown = self._edit(data) if edited else data
-        lines = passed_back_lines(self._reply.headers, edited=shown is not data)
+        shown = self._edit(data, remake=remake) if edited else data
         if shown is not data:
             self._sent = [shown]
-            if self._prepared.remake:
-                self.content_type = "text/event-stream; charset=utf-8"
+            if remake or translated:
+                self.content_type = _STREAM if remake else _JSON
                 self._reply.headers["Content-Type"] = self.content_type
-                lines = passed_back_lines(self._reply.headers, edited=True)
+        lines = passed_back_lines(self._reply.headers, edited=shown is not data)
         return self._send_whole(lines, shown)
 
     def _send_whole(self, lines: str, body: bytes) -> Outgoing:
@@ -129,6 +136,8 @@ class Relay:
         sieve = self._dialect.stream_filter(self._prepared)
         inflate = inflater(self.encoding) if sieve is not None else None
         if self.encoding not in (None, "identity") and inflate is None:
+            if self._dialect.translated:
+                raise self._unreadable(f"encoding {self.encoding!r} is not known")
             sieve = None  # what cannot be read cannot be edited
         if sieve is not None:
             self._sent = []
@@ -143,7 +152,7 @@ class Relay:
     def _deliver_ended_stream(
         self,
         data: bytes,
-        sieve: StreamFilter | None,
+        sieve: Sieve | None,
         inflate: Callable[[bytes], bytes] | None,
     ) -> Outgoing:
         """A stream that had come to its end before anything was sent."""
@@ -158,7 +167,7 @@ class Relay:
     async def _pump(
         self,
         chunk: bytes,
-        sieve: StreamFilter | None,
+        sieve: Sieve | None,
         inflate: Callable[[bytes], bytes] | None,
         *,
         edited: bool,
@@ -231,15 +240,24 @@ class Relay:
             if self._sent is not None:
                 self._sent.clear()
 
-    def _edit(self, data: bytes) -> bytes:
+    def _edit(self, data: bytes, *, remake: bool) -> bytes:
+        dialect, prepared = self._dialect, self._prepared
         inflate = inflater(self.encoding)
         try:
             plain = data if inflate is None else inflate(data)
-            if self._prepared.remake:
-                return self._dialect.remake(plain, self._prepared)
-            return self._dialect.conceal(plain, self._prepared)
-        except ValueError:
-            return data  # recorded as unreadable; the agent gets what there is
+            if self.status >= 400:
+                return dialect.failure(self.status, plain)
+            if remake:
+                return dialect.remake(plain, prepared)
+            return dialect.conceal(plain, prepared)
+        except (ValueError, zlib.error) as error:
+            if not dialect.translated:
+                return data  # recorded as unreadable; the agent gets what there is
+            raise self._unreadable(str(error)) from None
+
+    def _unreadable(self, why: str) -> Refusal:
+        message = f"upstream `{self._target.host}`: the reply is no chat completion: {why}"
+        return Refusal(502, "unreadable", message, CallErrorKind.UNREADABLE)
 
     def _closed_early(self) -> bool:
         """Whether a stream whose only end is the end of the connection lacks its terminator."""

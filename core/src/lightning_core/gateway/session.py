@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from lightning_core.gateway.limits import GatewayLimits
+from lightning_core.gateway.lineage import Lineage
 from lightning_core.gateway.policy import PolicyGate
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.gateway.retries import Memory
@@ -22,6 +23,19 @@ class Stoppable(Protocol):
 
     def stop(self, reason: Refusal) -> None:
         """End it: an agent that has seen nothing yet is answered with `reason`, else its connection is cut."""
+
+
+class Job(NamedTuple):
+    """A call that was answered before it has run."""
+
+    call: Stoppable
+    """The call."""
+    task: asyncio.Task[None]
+    """What runs it and records it."""
+    request: dict[str, Any]
+    """The body as the agent sent it."""
+    at: Callable[[str], bytes]
+    """What the agent is told of it in a status."""
 
 
 class Session:
@@ -68,6 +82,8 @@ class Session:
         self.budget = budget
         self.upstream = upstream
         self.strategy = strategy
+        self.earlier = earlier
+        """The calls that an earlier server recorded, until the session is open."""
         self._tally = tally
         self.calls = len(earlier)
         """Calls admitted so far; retries of one call count once."""
@@ -78,6 +94,12 @@ class Session:
         self.closing = False
         """Whether the attempt has ended: no new call is taken."""
         self.memory = Memory(GatewayLimits())
+        self.lineage = Lineage(GatewayLimits().lineage_bytes)
+        """What conversations hold that requests name by the id of a response."""
+        self.jobs: dict[str, Job] = {}
+        """The calls that were answered and still run, by the id of their response."""
+        self.polled: dict[str, str] = {}
+        """The ids of the Calls that an upstream answered before they had run, by the id of their response."""
         self.gate: PolicyGate
         """Its run's gate, once it is open."""
         self._arrivals = 0
@@ -96,6 +118,7 @@ class Session:
     def start(self, limits: GatewayLimits, gate: PolicyGate, seconds_left: float) -> None:
         """Begin, within the gateway's bounds and behind the run's gate; called by `Gateway.open`."""
         self.memory = Memory(limits)
+        self.lineage = Lineage(limits.lineage_bytes)
         self.gate = gate
         # A loop's timer cannot hold every number of seconds; a month is longer than any attempt.
         delay = min(max(seconds_left, 0.0), 30 * 86400.0)
@@ -136,11 +159,12 @@ class Session:
             self._last_arrival = arrival
             self.last_error = call.error
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` to its end whatever happens to the call; `drain` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background_done)
+        return task
 
     async def drain(self, grace: float, reason: Refusal) -> None:
         """Give calls under way `grace` seconds, stop the others with `reason`, and return once all are recorded."""

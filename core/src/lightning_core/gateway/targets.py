@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 from yarl import URL
 
 from lightning_core.gateway.refusal import Refusal
-from lightning_core.provider import LOOPBACK, OPENAI
+from lightning_core.provider import LOOPBACK, OPENAI, is_openai
 
-DEFAULT_UPSTREAM = OPENAI
-"""Where observed calls go that nobody said a target for."""
 _DEPLOYMENT = re.compile(r"/deployments/([^/?]+)/")
 _OURS = re.compile(r"https?://[^/]*/s/lc1\.")
 _REMEMBERED = 1024
@@ -49,16 +48,24 @@ class Targets:
         self._proxies = urllib.request.getproxies()
 
     def observed(
-        self, named: str | None, *, upstream: str | None, path: str, suffix: str, query: str
+        self,
+        named: str | None,
+        *,
+        upstream: str | None,
+        path: str,
+        suffix: str,
+        query: str,
+        home: str = OPENAI,
     ) -> tuple[Target, bool]:
         """Where an observed call goes, and whether that is the very path that the agent used.
 
         Args:
             named: `x-lightning-target`.
-            upstream: the session's upstream; None stands for OpenAI's.
+            upstream: the session's upstream; None stands for `home`.
             path: the path after the session's prefix.
             suffix: the end of the path that names the format.
             query: the query, without `?`.
+            home: the format's own provider. OpenAI's address stands for it too.
 
         Raises:
             Refusal: the target is no address, or its host is not allowed.
@@ -66,7 +73,9 @@ class Targets:
         # An agent that was pointed at the gateway, and then instrumented, names the session's own address.
         if named is not None and not _OURS.match(named):
             return self._target(named, check=True), True
-        base = (upstream or DEFAULT_UPSTREAM).rstrip("/")
+        base = (upstream or home).rstrip("/")
+        if home != OPENAI and is_openai(urlsplit(base).hostname):
+            base = home
         tail = f"?{query}" if query else ""
         if "/deployments/" not in path:
             return self._target(base + suffix + tail, check=True), True
@@ -74,6 +83,17 @@ class Targets:
             # OpenAI's form: the model goes into the body, and `api-version` means nothing.
             return self._target(base + suffix, check=True), False
         return self._target(base + path + tail, check=True), True
+
+    def beside(self, target: Target, suffix: str, other: str) -> Target:
+        """The address of another format at the same upstream.
+
+        Args:
+            target: the address of a format.
+            suffix: the end of the path that names that format.
+            other: the end of the path that names the other.
+        """
+        # The address has been checked, and no other host is named.
+        return self._target(target.shown.rstrip("/").removesuffix(suffix) + other, check=False)
 
     def trusted(self, text: str) -> Target:
         """A target that the run itself named.

@@ -89,6 +89,16 @@ class Upstream:
         else:
             connection.close()
 
+    async def drop(self, target: Target, connection: Connection) -> None:
+        """Read the rest of a reply that nobody wants, and release its connection."""
+        try:
+            while await connection.read():
+                pass
+        except Broken:
+            pass  # what matters of it has come
+        finally:
+            self.release(target, connection)
+
     def failure(self, error: Broken, target: Target) -> Refusal:
         """What a broken connection means to the agent."""
         where = f"upstream `{target.host}`"

@@ -43,7 +43,7 @@ __all__ = [
 
 @contextmanager
 def instrument(adapters: Iterable[Adapter] = ()) -> Iterator[None]:
-    """Instrument this process: the openai SDK, threads, child processes, and each adapter's framework.
+    """Instrument this process: the openai and anthropic SDKs, threads, child processes, and each adapter's framework.
 
     A framework that has not been imported yet is instrumented when it is. Outside an attempt nothing changes for
     the code that runs. May be nested; on leaving, everything is as it was before.

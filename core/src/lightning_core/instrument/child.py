@@ -9,6 +9,7 @@ from . import postimport
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _SHARED = (
@@ -18,18 +19,21 @@ _SHARED = (
 _looked: set[str] = set()
 _entered: dict[str, Any] = {}  # Contexts of adapters by target, open for the life of the process.
 _propagating = False
+_hooked = False
 
 
 def start(raw: str) -> None:
-    """Hook the openai SDK, threads, child processes and the adapters of `LIGHTNING_CORE_SESSION`, given as `raw`.
+    """Hook the openai and anthropic SDKs, threads, child processes and the adapters of `LIGHTNING_CORE_SESSION`.
 
+    `raw` is the variable's value.
     Called once, by `sitecustomize`, in a package of another name than lightning_core's.
     """
-    # The SDK must see the addresses that the user gave: it changes what it sends when they are others. So must
-    # whatever reads them from a .env file, which does not replace what is set.
-    for name in ("openai", "dotenv"):
-        postimport.on_import(name, _restore, before=True)
-    postimport.on_import("openai._base_client", lambda: _load("openai_hook").install())
+    # An SDK must see the address that the user gave: it changes what it sends when it is another. So must
+    # whatever reads it from a .env file, which does not replace what is set.
+    for name, of_sdk in (("openai", "OPENAI_"), ("anthropic", "ANTHROPIC_"), ("dotenv", "")):
+        postimport.on_import(name, _restorer(of_sdk), before=True)
+    for name in ("openai._base_client", "anthropic._base_client"):
+        postimport.on_import(name, _hook)
     # A program that uses our functions itself must get these very modules, and not read them again.
     postimport.on_import("lightning_core.instrument", _load_all, before=True)
     postimport.on_import("lightning_core.slots", _offer_strategy)
@@ -53,8 +57,15 @@ def _load_all() -> None:
         _load(shared)
 
 
-def _restore() -> None:
-    _load("bootstrap").restore_addresses(os.environ)
+def _restorer(of_sdk: str) -> Callable[[], None]:
+    return lambda: _load("bootstrap").restore_addresses(os.environ, of_sdk)
+
+
+def _hook() -> None:
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        _load("openai_hook").install()
 
 
 def _offer_strategy() -> None:

@@ -20,8 +20,10 @@ from dataclasses import dataclass, field, replace
 from .sinks import HttpSink
 from .variables import SESSION
 
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""The variables in which SDKs look for a key."""
 PLACEHOLDER_KEY = "lightning-core"
-"""What `OPENAI_API_KEY` is set to where the gateway has no use for a key: the session travels on its own."""
+"""What `KEYS` are set to where the gateway has no use for a key: the session travels on its own."""
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class Scope:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """For child processes: `module:Class` of an adapter by the module after whose import it is entered."""
     set_key: bool = False
-    """For child processes: whether `OPENAI_API_KEY` is replaced."""
+    """For child processes: whether the variables in `KEYS` are replaced."""
     strategy: str | None = None
     """For child processes: the file with the attempt's strategy; None where they find it as this process did."""
 

@@ -1,8 +1,8 @@
-"""Sends the model calls of the openai SDK through the gateway, and says whose they are.
+"""Sends the model calls of the openai and anthropic SDKs through the gateway, and says whose they are.
 
-Works below the SDK's public face, so clients built before or after, with an own `base_url` or `http_client`,
-sync or async, Azure, raw and streamed replies are all reached, and the SDK does not notice: it changes what it
-sends when its `base_url` is not OpenAI's. Standard library only.
+One generator makes both, and what is hooked has the same names in both. Works below an SDK's public face, so clients built
+before or after, with an own `base_url` or `http_client`, sync or async, Azure, raw and streamed replies are all reached,
+and the SDK does not notice: it changes what it sends when its `base_url` is not its maker's. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 import uuid
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from urllib.parse import quote, urlencode
 
 from . import context, postimport
@@ -22,42 +22,45 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_MODULE = "openai._base_client"
 # Only what a model answers. Files, images, batches and the like keep their way: the gateway has no format for them.
-_MODEL_CALL = re.compile(
-    rb"/(?:chat/completions|completions|embeddings|models|responses(?:/[^?]*)?)/?(?:\?|$)"
-)
+MODEL_CALLS = {
+    "openai._base_client": re.compile(
+        rb"/(?:chat/completions|completions|embeddings|models|responses(?:/[^?]*)?)/?(?:\?|$)"
+    ),
+    "anthropic._base_client": re.compile(rb"/(?:messages(?:/count_tokens)?|models)/?(?:\?|$)"),
+}
+"""The modules that are hooked, and the paths of the requests that go through the gateway."""
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _MAX_LABEL = 512
 
 _call: ContextVar[str | None] = ContextVar("lightning_core_call", default=None)
 _lock = threading.RLock()
 _users = 0
-_cancel: Callable[[], None] | None = None
+_cancels: list[Callable[[], None]] = []
 _patched: list[tuple[type, str, Any, Any]] = []
 
 
 def install() -> None:
-    """Hook the SDK, now or as soon as it is imported. Each `install` wants one `uninstall`."""
-    global _users, _cancel
+    """Hook both SDKs, now or as soon as they are imported. Each `install` wants one `uninstall`."""
+    global _users
     with _lock:
         _users += 1
         if _users == 1:
-            _cancel = postimport.on_import(_MODULE, _patch)
+            for name in MODEL_CALLS:
+                _cancels.append(postimport.on_import(name, partial(_patch, name)))
 
 
 def uninstall() -> None:
     """Undo one `install`; the last one restores exactly what the first one changed."""
-    global _users, _cancel
+    global _users
     with _lock:
         if _users == 0:
             raise RuntimeError("`openai_hook.uninstall` was called more often than `install`")
         _users -= 1
         if _users:
             return
-        if _cancel is not None:
-            _cancel()
-            _cancel = None
+        while _cancels:
+            _cancels.pop()()
         while _patched:
             owner, name, original, ours = _patched.pop()
             # Somebody may have wrapped ours since: then it stays below theirs, and does nothing.
@@ -65,22 +68,22 @@ def uninstall() -> None:
                 setattr(owner, name, original)
 
 
-def _patch() -> None:
-    module: Any = sys.modules[_MODULE]
+def _patch(name: str) -> None:
+    module: Any = sys.modules[name]
     with _lock:
-        if _users == 0 or _patched:
+        if _users == 0:
             return
-        # The SDK has no public place to rewrite a request that every client class shares: `_prepare_options` is
+        # The SDKs have no public place to rewrite a request that every client class shares: `_prepare_options` is
         # overridden by some of them, and an `http_client` may be the user's own.
-        for owner, name, wrap in (
-            (module.BaseClient, "_build_request", _wrap_build_request),
+        for owner, attribute, wrap in (
+            (module.BaseClient, "_build_request", partial(_wrap_build_request, MODEL_CALLS[name])),
             (module.SyncAPIClient, "request", _wrap_request),
             (module.AsyncAPIClient, "request", _wrap_async_request),
         ):
-            original = vars(owner)[name]
+            original = vars(owner)[attribute]
             ours = wrap(original)
-            setattr(owner, name, ours)
-            _patched.append((owner, name, original, ours))
+            setattr(owner, attribute, ours)
+            _patched.append((owner, attribute, original, ours))
 
 
 def _wrap_request(original: Any) -> Any:
@@ -107,12 +110,12 @@ def _wrap_async_request(original: Any) -> Any:
     return request
 
 
-def _wrap_build_request(original: Any) -> Any:
+def _wrap_build_request(calls: re.Pattern[bytes], original: Any) -> Any:
     @wraps(original)
     def _build_request(self: Any, options: Any, **kwargs: Any) -> Any:
         request = original(self, options, **kwargs)
         scope = context.current() if _users else None
-        if scope is not None and _MODEL_CALL.search(request.url.raw_path):
+        if scope is not None and calls.search(request.url.raw_path):
             reroute(request, scope, retry=kwargs.get("retries_taken", 0))
         return request
 

@@ -13,7 +13,7 @@ from lightning_core.learn.sample import Skipped
 from lightning_core.rollout import Mode
 from lightning_core.trace import Call, Choice, TokenSource
 
-_SAMPLED_DIALECTS: Final = frozenset({"chat", "completions"})
+_SAMPLED_DIALECTS: Final = frozenset({"chat", "completions", "responses", "messages"})
 WIDTH: Final = array("I").itemsize
 """Bytes of a packed token id."""
 
@@ -92,7 +92,7 @@ def _refused(call: Call, rules: SampleRules) -> Skipped | None:
 
 
 def _prompts(call: Call) -> int:
-    """How many prompts a text completion has; 1 for a chat."""
+    """How many prompts a text completion has; 1 for any other call."""
     prompt = call.request.get("prompt") if call.dialect == "completions" else None
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return len(prompt)

@@ -240,16 +240,11 @@ def _lengths(counts: Iterable[int | None]) -> Lengths | None:
 def _prompt_tokens(call: Call) -> int | None:
     if call.prompt_token_ids is not None:
         return len(call.prompt_token_ids)
-    return _usage(call, "prompt_tokens")
+    return call.token_counts[0]
 
 
 def _completion_tokens(call: Call) -> int | None:
     """Tokens of all its choices together."""
     ids = [choice.token_ids for choice in call.choices]
     counts = [len(some) for some in ids if some is not None]
-    return sum(counts) if len(counts) == len(ids) else _usage(call, "completion_tokens")
-
-
-def _usage(call: Call, name: str) -> int | None:
-    value = (call.usage or {}).get(name)
-    return value if isinstance(value, int) else None
+    return sum(counts) if len(counts) == len(ids) else call.token_counts[1]

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from lightning_core.trace import Call, Trace
 
 _ROLES: Final = ("system", "developer", "user")
-_DIALECTS: Final = ("chat", "completions")
+_DIALECTS: Final = ("chat", "completions", "responses", "messages")
 
 
 class Place(NamedTuple):

@@ -25,7 +25,7 @@ from lightning_core.errors import LightningError, UsageError, WireError
 from lightning_core.executor import Executor, MakeWorker, WorkerHandle, WorkerOrder, split_executor
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
-from lightning_core.instrument.context import PLACEHOLDER_KEY
+from lightning_core.instrument.context import KEYS, PLACEHOLDER_KEY
 from lightning_core.plugins import Plugins
 from lightning_core.redaction import without_userinfo
 from lightning_core.rollout import Mode
@@ -253,14 +253,13 @@ def _worker_name(plan: LaunchPlan, number: int) -> str:
 @contextlib.contextmanager
 def _some_key() -> Iterator[None]:
     """Let an agent build its client in this process though the user has no key: the gateway answers its calls."""
-    if os.environ.get("OPENAI_API_KEY"):
-        yield
-        return
-    os.environ["OPENAI_API_KEY"] = PLACEHOLDER_KEY
+    missing = [name for name in KEYS if not os.environ.get(name)]
+    os.environ.update(dict.fromkeys(missing, PLACEHOLDER_KEY))
     try:
         yield
     finally:
-        os.environ.pop("OPENAI_API_KEY", None)
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 @contextlib.asynccontextmanager

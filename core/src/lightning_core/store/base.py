@@ -95,6 +95,10 @@ class Store(ABC):
         """A rollout's attempts by number."""
 
     @abstractmethod
+    async def call(self, call_id: str) -> Call | None:
+        """One call."""
+
+    @abstractmethod
     async def calls(self, attempt_id: str) -> list[Call]:
         """An attempt's calls by index."""
 

@@ -18,6 +18,7 @@ R = TypeVar("R", bound=Record)
 
 _LISTS = ("messages", "input")
 """Fields that hold a conversation, in the formats that there are."""
+_CHAT = ("messages",)
 _INLINE = 256
 """The rest of a request from this size on, in bytes, is a block: tools and schemas repeat with every call."""
 
@@ -44,6 +45,12 @@ class CallParts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The field of `overrides` whose list was taken out."""
     sent: list[bytes] | None = None
     """That list, folded; one JSON block each."""
+    chat: list[bytes] | None = None
+    """The messages that were taken out of `chat_request`, folded; one JSON block each."""
+    chat_rest: int | None = None
+    """The block of `chat_request` without its messages; None where it stayed in the call's JSON."""
+    chat_sent: list[bytes] | None = None
+    """The messages that were taken out of `chat_sent`, folded; one JSON block each."""
 
 
 _parts = msgspec.msgpack.Decoder(CallParts)
@@ -73,6 +80,18 @@ class SplitCall(msgspec.Struct, frozen=True, gc=False):
     """As in `CallParts`."""
     sent: list[Body]
     """As in `CallParts`, not folded."""
+    chat: list[Body] | None = None
+    """As in `CallParts`, not folded."""
+    chat_rest: Body | None = None
+    """As in `CallParts`."""
+    chat_sent: list[Body] | None = None
+    """As in `CallParts`, not folded."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was taken out."""
+        taken = self.key or self.request or self.sent_key or self.choices
+        return not (taken or self.chat or self.chat_rest or self.chat_sent) and self.prompt is None
 
 
 def encode(value: Any, what: str) -> bytes:
@@ -136,11 +155,8 @@ def split(call: Call) -> SplitCall:
 def _split(call: Call, encode: Callable[[Any], bytes]) -> SplitCall:
     changes: dict[str, Any] = {}
     key, messages, request = None, list[Body](), None
-    if rest := call.request:
-        key, messages, rest = _taken_out(rest, encode)
-        encoded = encode(rest)
-        if len(encoded) >= _INLINE:
-            request, rest = body(encoded), {}
+    if call.request:
+        key, messages, request, rest = _without_blocks(call.request, encode)
         if rest is not call.request:
             changes["request"] = rest
     sent_key, sent, overrides = _taken_out(call.overrides, encode)
@@ -160,15 +176,37 @@ def _split(call: Call, encode: Callable[[Any], bytes]) -> SplitCall:
             choices = [(_pack("i", c.token_ids), _pack("d", c.logprobs)) for c in call.choices]
             changes["choices"] = tuple(map(_without_arrays, call.choices, choices))
             break
+    chat = chat_rest = chat_sent = None
+    if call.chat_request is not None:
+        chat_key, said, chat_rest, rest = _without_blocks(call.chat_request, encode, _CHAT)
+        chat = said if chat_key is not None else None
+        changes["chat_request"] = rest
+    if call.chat_sent is not None:
+        chat_key, said, rest = _taken_out(call.chat_sent, encode, _CHAT)
+        chat_sent = said if chat_key is not None else None
+        changes["chat_sent"] = rest
     data = encode(msgspec.structs.replace(call, **changes) if changes else call)
-    return SplitCall(call, data, key, messages, request, prompt, tail, choices, sent_key, sent)
+    return SplitCall(
+        call, data, key, messages, request, prompt, tail, choices, sent_key, sent, chat, chat_rest, chat_sent,
+    )  # fmt: skip
+
+
+def _without_blocks(
+    fields: dict[str, Any], encode: Callable[[Any], bytes], names: tuple[str, ...] = _LISTS
+) -> tuple[str | None, list[Body], Body | None, dict[str, Any]]:
+    """What `_taken_out` gives, and before the last the block of those fields where they are large; then they are none."""
+    key, messages, rest = _taken_out(fields, encode, names)
+    encoded = encode(rest)
+    if len(encoded) < _INLINE:
+        return key, messages, None, rest
+    return key, messages, body(encoded), {}
 
 
 def _taken_out(
-    fields: dict[str, Any], encode: Callable[[Any], bytes]
+    fields: dict[str, Any], encode: Callable[[Any], bytes], names: tuple[str, ...] = _LISTS
 ) -> tuple[str | None, list[Body], dict[str, Any]]:
     """The field that holds a conversation, its messages as blocks, and the fields without them."""
-    for name in _LISTS:
+    for name in names:
         if _is_conversation(fields.get(name)):
             return name, [body(encode(item)) for item in fields[name]], {**fields, name: None}
     return None, [], fields
@@ -240,12 +278,14 @@ class CallJoiner:
         parts = _parts.decode(packed)
         changes: dict[str, Any] = {}
         if parts.key is not None or parts.request is not None:
-            rest = call.request if parts.request is None else self._json([parts.request])[0]
-            # The shared value stays as it is; the field keeps its place.
-            request = dict(rest)
-            if parts.key is not None and parts.messages is not None:
-                request[parts.key] = self._json(unfold(parts.messages, self._raw))
-            changes["request"] = request
+            changes["request"] = self._fields(
+                call.request, parts.request, parts.key, parts.messages
+            )
+        if parts.chat is not None or parts.chat_rest is not None:
+            asked = call.chat_request or {}
+            changes["chat_request"] = self._fields(asked, parts.chat_rest, *_CHAT, parts.chat)
+        if parts.chat_sent is not None:
+            changes["chat_sent"] = self._fields(call.chat_sent or {}, None, *_CHAT, parts.chat_sent)
         if parts.sent_key is not None and parts.sent is not None:
             sent = self._json(unfold(parts.sent, self._raw))
             changes["overrides"] = {**call.overrides, parts.sent_key: sent}
@@ -254,6 +294,16 @@ class CallJoiner:
         if parts.choices is not None:
             changes["choices"] = tuple(map(_with_arrays, call.choices, parts.choices))
         return msgspec.structs.replace(call, **changes)
+
+    def _fields(
+        self, rest: dict[str, Any], number: int | None, key: str | None, said: list[bytes] | None
+    ) -> dict[str, Any]:
+        """A request's fields; the one that was taken out keeps its place."""
+        # The shared value stays as it is.
+        fields = dict(rest if number is None else self._json([number])[0])
+        if key is not None and said is not None:
+            fields[key] = self._json(unfold(said, self._raw))
+        return fields
 
     def _block(self, number: int) -> bytes:
         if number not in self._bytes:

@@ -187,12 +187,24 @@ def state(connection: sqlite3.Connection, key: str) -> Any:
     return None if row is None else decode_value(row[0])
 
 
+def call(connection: sqlite3.Connection, call_id: str) -> Call | None:
+    """See `Store.call`."""
+    found = _calls(connection, "call WHERE call.id = ?", call_id)
+    return found[0] if found else None
+
+
 def calls(connection: sqlite3.Connection, attempt_id: str) -> list[Call]:
     """See `Store.calls`."""
+    return _calls(
+        connection,
+        "owner JOIN call ON call.owner = owner.n WHERE owner.attempt = ? ORDER BY call.idx, call.n",
+        attempt_id,
+    )
+
+
+def _calls(connection: sqlite3.Connection, where: str, *args: Any) -> list[Call]:
     rows = connection.execute(
-        "SELECT call.n, call.data, call.parts, call.bodies FROM owner JOIN call ON call.owner = owner.n"
-        " WHERE owner.attempt = ? ORDER BY call.idx, call.n",
-        (attempt_id,),
+        f"SELECT call.n, call.data, call.parts, call.bodies FROM {where}", args
     ).fetchall()
     joiner = CallJoiner(partial(blocks_with, connection))
     for number, _, _, bodies in rows:

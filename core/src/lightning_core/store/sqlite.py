@@ -319,6 +319,10 @@ class SQLiteStore(Store):
         """See `Store.attempts`."""
         return await self._read(reader.attempts, rollout_id)
 
+    async def call(self, call_id: str) -> Call | None:
+        """See `Store.call`."""
+        return await self._read(reader.call, call_id)
+
     async def calls(self, attempt_id: str) -> list[Call]:
         """See `Store.calls`."""
         return await self._read(reader.calls, attempt_id)

@@ -213,7 +213,7 @@ class Rows:
             self._next_owner += 1
             batches.append((_OWNER, [(owner, *key)]))
         packed = None
-        if part.key or part.request or part.prompt is not None or part.choices or part.sent_key:
+        if not part.whole:
             packed = encode_parts(
                 CallParts(
                     part.key,
@@ -224,6 +224,9 @@ class Rows:
                     part.choices,
                     part.sent_key,
                     blocks.fold(part.sent, owner) if part.sent_key else None,
+                    None if part.chat is None else blocks.fold(part.chat, owner),
+                    None if part.chat_rest is None else blocks.number(part.chat_rest, owner),
+                    None if part.chat_sent is None else blocks.fold(part.chat_sent, owner),
                 )
             )
         new = blocks.take()

@@ -262,6 +262,8 @@ class StoreConformance(ABC):
             ),
             prompt_token_ids=tuple(range(1000, 1700)),
             reply={"id": "x"},
+            chat_request={"messages": [{"role": "user", "content": "é"}], "model": "m"},
+            chat_sent={"messages": [{"role": "system", "content": "f"}]},
             usage={"total_tokens": 3},
             tries=(Try(started_at=1.0, ended_at=2.0),),
             complete=True,
@@ -315,6 +317,40 @@ class StoreConformance(ABC):
         await store.put(*calls)
         assert await store.calls("r.1") == calls
 
+    @pytest.mark.parametrize(
+        "chat",
+        [
+            {},
+            {"messages": None},
+            {"messages": []},
+            {"messages": ["a", {}]},
+            {"messages": [{"role": "user", "content": "question c"}]},
+            {"input": [{"role": "user"}], "messages": [{}]},
+            {"messages": [{}], "tools": [{"parameters": {"x": "y" * 1000}}]},
+            {"tools": [{"parameters": {"x": "y" * 1000}}]},
+        ],
+        ids=lambda chat: ",".join(map(str, chat)),
+    )
+    async def test_a_request_in_the_terms_of_chat_comes_back(
+        self, store: Store, chat: dict[str, Any]
+    ) -> None:
+        """In every form, as it was asked and as it was sent, with and without the request itself."""
+        calls = [
+            make_call(chat_request=chat),
+            make_call("e", index=1, request={}, chat_request=chat, chat_sent=chat),
+            make_call("s", index=2, prompt_token_ids=None, request={}, chat_sent=chat),
+        ]
+        await store.put(*calls)
+        assert await store.calls("r.1") == calls
+
+    async def test_one_call_is_found_by_its_id(self, store: Store) -> None:
+        """As it comes back among others; None where there is none."""
+        shared = {"messages": [{"role": "system", "content": "same " * 100}], "model": "m"}
+        calls = [make_call(f"c{n}", index=n, request=shared, chat_request=shared) for n in range(3)]
+        await store.put(*calls)
+        assert await store.call("c1") == calls[1]
+        assert await store.call("c3") is None
+
     async def test_conversations_that_grow_slide_and_branch_come_back(self, store: Store) -> None:
         """Whatever is shared inside, each call has its own messages and token ids, sent and overridden."""
         said = [{"role": "user", "content": f"message {n}"} for n in range(120)]
@@ -332,6 +368,7 @@ class StoreConformance(ABC):
                         index=len(calls),
                         request={"messages": messages, "model": kind},
                         overrides={"messages": [said[119], *messages]} if kind != "slide" else {},
+                        chat_request=None if kind == "grow" else {"messages": messages[1:]},
                         prompt_token_ids=ids[: turn * 150] if kind == "grow" else ids[turn:][:700],
                     )
                 )

@@ -75,6 +75,7 @@ class Server:
         app.router.add_get("/v1/models/{model:.+}", self._model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/admin/weights", self._load_weights)
         return app
 
@@ -154,6 +155,14 @@ class Server:
         tools = body.usable_tools()
         prompt = self._template.encode(body.messages, tools)
         return await self._answer(request, body, [prompt], tools=bool(tools))
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """The prompt's tokens of what would be a chat request, in vLLM's form."""
+        body = requests.decode(await request.read(), ChatRequest)
+        self._check_model(body.model)
+        ids = self._template.encode(body.messages, body.usable_tools())
+        limit = self._limits.max_context
+        return _json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = requests.decode(await request.read(), CompletionRequest)

@@ -7,7 +7,7 @@ their log-probabilities are those of the policy as it is now, not as it was then
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -18,6 +18,8 @@ from lightning_local.serve.errors import BadRequest
 from lightning_local.train.options import LocalOptions
 from lightning_local.train.policy import Policy
 from lightning_local.train.rows import Source, plan
+
+_CHATS: Final = frozenset({"chat", "responses", "messages"})
 
 
 def retokenized(traces: Sequence[Trace], policy: Policy, options: LocalOptions) -> list[Trace]:
@@ -47,11 +49,10 @@ def retokenized(traces: Sequence[Trace], policy: Policy, options: LocalOptions) 
 def _with_ids(call: Call, template: ChatTemplate, tokenizer: Any) -> Call | None:
     """The call with ids of its prompt and replies; None where it has some, or none can be made."""
     lacks = call.prompt_token_ids is None or any(c.token_ids is None for c in call.choices)
-    if not lacks or call.dialect != "chat" or not call.complete or not call.choices:
+    if not lacks or call.dialect not in _CHATS or not call.complete or not call.choices:
         return None
-    tools = call.request.get("tools")
     try:
-        prompt = template.encode(call.sent_messages, tools if isinstance(tools, list) else [])
+        prompt = template.encode(call.sent_messages, call.tools)
     except BadRequest:
         return None  # The step's report counts it among the calls without ids.
     choices = []

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from lightning_core.capability import Capability
-from lightning_core.gateway.sse import StreamFilter
+from lightning_core.gateway.dialects.translation import Sieve
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.provider import OPENAI
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.strategy import ModelChoice
 from lightning_core.trace import Choice
@@ -93,13 +95,14 @@ class Rewriter(Protocol):
 class Dialect(ABC):
     """One wire format. Stateless; chosen by the end of the path.
 
-    A format with server-side state or typed events (OpenAI Responses, Anthropic Messages) needs nothing beyond this:
-    `prepare` maps the sampling policy to its field names, `read_stream` assembles its events and knows its last one
-    (`response.completed`, `message_stop`), and `conceal` and `stream_filter` take out what the agent did not ask
-    for. The exchange that calls them knows no field of any format.
+    A format with typed events (OpenAI Responses, Anthropic Messages) needs nothing beyond this: `prepare` maps the sampling
+    policy to its field names, `read_stream` assembles its events and knows its last one (`response.completed`,
+    `message_stop`), and `conceal` and `stream_filter` take out what the agent did not ask for. The exchange that calls
+    them knows no field of any format. Its `Translator` puts it into the terms of chat completions; `stored` knows what the
+    server keeps between its requests.
     """
 
-    name: ClassVar[str]
+    name: str
     """The format's name, as in `Call.dialect`."""
     suffix: ClassVar[str]
     """The end of the paths that speak it, with its leading slash."""
@@ -107,6 +110,14 @@ class Dialect(ABC):
     """Whether the policy answers it in train and val mode; else it goes where the agent meant it to go."""
     terminator: ClassVar[bytes] = b"[DONE]"
     """What the last event of a stream holds."""
+    native: ClassVar[Capability | None] = None
+    """What an upstream gives that speaks it; to one that does not it is translated. None where it is never translated."""
+    home: ClassVar[str] = OPENAI
+    """Where observed calls go that nobody said a target for."""
+    key_header: ClassVar[str] = "Authorization: Bearer"
+    """What stands before a key in the request's head."""
+    translated: ClassVar[bool] = False
+    """Whether the upstream is spoken to in another format than the agent."""
     takes_examples: ClassVar[bool] = True
     """Whether messages can be put into its prompt."""
 
@@ -144,7 +155,7 @@ class Dialect(ABC):
         """A whole reply without what the agent is not to see; one that is not of the format is left as it is."""
 
     @abstractmethod
-    def stream_filter(self, prepared: Prepared) -> StreamFilter | None:
+    def stream_filter(self, prepared: Prepared) -> Sieve | None:
         """What takes out of a stream what the agent is not to see; None where the stream can pass as it is."""
 
     @abstractmethod
@@ -154,3 +165,11 @@ class Dialect(ABC):
         Raises:
             ValueError: `body` is not of the format.
         """
+
+    def refusal(self, refusal: Refusal) -> bytes:
+        """An error of the gateway's own in the form of the format's errors; by default OpenAI's."""
+        return refusal.body()
+
+    def failure(self, status: int, body: bytes) -> bytes:
+        """What the agent is told of an upstream that refused with `status` and `body`; by default just that."""
+        return body

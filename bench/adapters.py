@@ -1,0 +1,173 @@
+"""What an adapter adds to its framework: CPU of a rollout's calls, with it and without.
+
+Ours is what happens in a worker: instrumented, within an attempt, run by the adapter, spans collected in memory. The
+reference is the framework within an attempt that no adapter knows of; the row's `with_routing` is against the framework
+alone, so that it holds what sending a call to the gateway costs besides. Each side begins with an agent that has heard
+nothing: where an agent keeps what was said, the adapter copies it and the reference makes one. All talk to a scripted
+model in a process of its own, in turns, and each agent calls a tool. Run as `python -m bench.adapters` it is that process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from bench import child
+from bench.parent import Child
+from bench.results import Row, in_turns
+from lightning_core.adapter import RolloutContext
+from lightning_core.instrument import ListSink, Scope, attempt, instrument
+from lightning_core.rollout import Mode
+from lightning_core.task import Task
+from lightning_core.testing import Reply, ScriptedServer, Text, ToolCall, ToolCalls
+from lightning_core.testing.received import Received
+
+GOAL = 1.03
+ROUNDS = 25
+RUNS = 25
+"""Rollouts of each side in a round."""
+ASKED = "Write about lightning."
+ARGUMENTS = {"text": "lightning"}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """An agent of a framework, and the ways to run it."""
+
+    adapter: Any
+    """The adapter."""
+    agent: Any
+    """The agent."""
+    run: Callable[[], Awaitable[Any]]
+    """Runs one that has heard nothing, as its user does."""
+    calls: int
+    """Model calls of a run."""
+    close: Callable[[], Awaitable[Any]]
+    """Closes its clients."""
+
+
+def autogen(base_url: str) -> Framework:
+    """A round-robin team of two assistants with a tool."""
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_agentchat.teams import RoundRobinGroupChat
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    from lightning_autogen import AutoGenAdapter
+
+    info: Any = {"function_calling": True, "family": "unknown"}
+    info |= dict.fromkeys(("vision", "json_output", "structured_output"), False)
+    client = OpenAIChatCompletionClient(
+        model="scripted",
+        api_key="unused",
+        base_url=base_url,
+        model_info=info,
+    )
+
+    async def look_up(text: str) -> str:
+        """Look a text up."""
+        return f"nothing about {text}"
+
+    def make() -> Any:
+        agents: list[Any] = [
+            AssistantAgent(name, client, tools=[look_up], reflect_on_tool_use=True)
+            for name in ("writer", "critic")
+        ]
+        return RoundRobinGroupChat(agents, max_turns=2)
+
+    return Framework(AutoGenAdapter(), make(), lambda: make().run(task=ASKED), 4, client.close)
+
+
+Side: TypeAlias = Callable[[Framework, int], Awaitable[float]]
+
+FRAMEWORKS: dict[str, Callable[[str], Framework]] = {"autogen": autogen}
+"""What each row measures, by the adapter's name: given the model's address."""
+
+NAMES = tuple(f"adapter-{name}" for name in FRAMEWORKS)
+
+
+def rows(names: Sequence[str] = NAMES) -> Iterator[Row]:
+    """Run the benches in `names`."""
+    for name in names:
+        with Child("adapters") as model:
+            framework = FRAMEWORKS[name.removeprefix("adapter-")](
+                f"http://127.0.0.1:{model.port}/v1"
+            )
+            taken = asyncio.run(_measured(framework, model.port))
+        ours, routed, alone = (taken[side] for side in (_ours, _routed, _alone))
+        made = in_turns(name, ours, routed, goal=GOAL)
+        yield {**made, "with_routing": in_turns(name, ours, alone)["ratio"]}
+
+
+async def _measured(framework: Framework, port: int) -> dict[Side, list[float]]:
+    """Milliseconds of CPU for a call in each round, by side. The sides take turns rollout by rollout."""
+    sides: tuple[Side, ...] = (_ours, _routed, _alone)
+    taken: dict[Side, list[float]] = {side: [] for side in sides}
+    try:
+        for number in range(ROUNDS + 1):
+            spent = dict.fromkeys(sides, 0.0)
+            gc.collect()
+            gc.disable()  # It would count one side's garbage to another.
+            for turn in range(RUNS):
+                for side in sides[turn % 3 :] + sides[: turn % 3]:
+                    spent[side] += await side(framework, port)
+            gc.enable()
+            if number:  # the first warms all up
+                for side in sides:
+                    taken[side].append(spent[side] * 1000 / RUNS / framework.calls)
+    finally:
+        await framework.close()
+    return taken
+
+
+async def _ours(framework: Framework, port: int) -> float:
+    """Seconds of CPU of a run by the adapter within an attempt; the model stands in the gateway's place."""
+    task = Task(id="t", input=ASKED)
+    context = RolloutContext(
+        rollout_id="r", attempt_id="a", mode=Mode.OBSERVE, base_url="", deadline=time.time() + 3600
+    )
+    with instrument([framework.adapter]):
+        began = time.process_time()
+        with attempt(_scope(port)):
+            await framework.adapter.run(framework.agent, task, context)
+        return time.process_time() - began
+
+
+async def _routed(framework: Framework, port: int) -> float:
+    """Seconds of CPU of a run within an attempt, of which the adapter knows nothing."""
+    with instrument():
+        began = time.process_time()
+        with attempt(_scope(port)):
+            await framework.run()
+        return time.process_time() - began
+
+
+async def _alone(framework: Framework, port: int) -> float:
+    """Seconds of CPU of a run without us."""
+    began = time.process_time()
+    await framework.run()
+    return time.process_time() - began
+
+
+def _scope(port: int) -> Scope:
+    return Scope(gateway=f"http://127.0.0.1:{port}", session="token", attempt="a", sink=ListSink())
+
+
+def _reply(request: Received) -> Reply:
+    """A tool call first, then text."""
+    if request.messages[-1]["role"] == "tool":
+        return Text("It says nothing about that.")
+    return ToolCalls((ToolCall("look_up", ARGUMENTS),))
+
+
+async def _serve() -> None:
+    async with ScriptedServer() as server:
+        server.respond(_reply)
+        await child.serve({"port": int(server.url.rsplit(":", 1)[1])})
+
+
+if __name__ == "__main__":
+    child.run(_serve)

@@ -1,0 +1,240 @@
+"""Anthropic Messages, for upstreams that speak it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from lightning_core.capability import Capability
+from lightning_core.gateway import jsontext
+from lightning_core.gateway.dialects.base import (
+    LEADING,
+    Dialect,
+    Fields,
+    Prepared,
+    Reply,
+    Rewriter,
+    Terms,
+)
+from lightning_core.gateway.dialects.messages_arguments import INVALID
+from lightning_core.gateway.dialects.messages_blocks import Block, counted, finish_of, record_of
+from lightning_core.gateway.dialects.messages_events import error_body
+from lightning_core.gateway.dialects.request import (
+    chosen_changes,
+    max_token_changes,
+    sampling_changes,
+)
+from lightning_core.gateway.dialects.sampled import message_of_error
+from lightning_core.gateway.dialects.translation import Sieve
+from lightning_core.gateway.refusal import Refusal
+from lightning_core.gateway.sse import payloads
+from lightning_core.provider import ANTHROPIC
+from lightning_core.trace import Choice
+
+_MAX_TOKENS = ("max_tokens",)
+_NULL = msgspec.Raw(b"null")
+_GROWS = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "input_json_delta": "partial_json",
+}
+
+
+class MessagesDialect(Dialect):
+    """`POST …/messages`. A choice's message is recorded in the form of chat completions."""
+
+    name = "messages"
+    suffix = "/messages"
+    terminator = b"message_stop"
+    native = Capability.MESSAGES
+    home = ANTHROPIC
+    key_header = "x-api-key:"
+
+    def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
+        """See `Dialect.prepare`. The format has no seed, and gives neither token ids nor log-probabilities."""
+        changes: dict[str, Any] = {}
+        if terms.model is not None:
+            changes["model"] = terms.model
+        if terms.sampling is not None:
+            changes |= sampling_changes(fields, terms.sampling, terms.index)
+            changes |= max_token_changes(fields, terms.sampling, _MAX_TOKENS)
+            changes.pop("seed", None)
+            if "seed" in fields and not terms.sampling.as_asked:
+                changes["seed"] = None
+        if terms.choice is not None:
+            changes |= chosen_changes(fields, terms.choice, _MAX_TOKENS)
+        changes |= terms.prompt
+        if changes:
+            sent: dict[str, Any] = {**fields, **changes}
+            kept = {name: value for name, value in sent.items() if value is not None}
+            body = msgspec.json.encode(kept)
+        stream = bytes(fields.get("stream", b"")) == b"true"
+        return Prepared(body=body, overrides=changes, stream=stream)
+
+    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
+        """See `Dialect.rewrite`. `system` is a text of its role, or each text in it; results of tools stay."""
+        changed: dict[str, msgspec.Raw] = {}
+        system = _rewritten(fields.get("system", _NULL), "system", rewriter)
+        if system is not None:
+            changed["system"] = system
+        messages = _decoded(fields.get("messages", _NULL), list[Fields]) or []
+        first, replaced = len(messages), False
+        for at, message in enumerate(messages):
+            role = _decoded(message.get("role", _NULL), str)
+            if role not in LEADING:
+                first = min(first, at)
+            content = _rewritten(message.get("content", _NULL), role, rewriter)
+            if content is not None:
+                message["content"] = content
+                replaced = True
+        examples = rewriter.examples()
+        if examples or replaced:
+            made = [*messages[:first], *examples, *messages[first:]]
+            changed["messages"] = msgspec.Raw(msgspec.json.encode(made))
+        return changed
+
+    def read(self, body: bytes) -> Reply:
+        """See `Dialect.read`."""
+        value = jsontext.decode(body)
+        if not isinstance(value, dict) or not isinstance(value.get("content"), list):
+            raise ValueError("the reply has no `content`")
+        return _reply(value, value["content"])
+
+    def read_stream(self, stream: bytes) -> Reply:
+        """See `Dialect.read_stream`."""
+        assembly = _Assembly()
+        data = payloads(stream)
+        for number, item in enumerate(data):
+            try:
+                value = jsontext.decode(item)
+            except ValueError:
+                if number + 1 < len(data):
+                    raise
+                break  # cut
+            if not isinstance(value, dict):
+                raise ValueError("an event is no object")
+            assembly.add(value)
+        return assembly.reply()
+
+    def conceal(self, body: bytes, prepared: Prepared) -> bytes:
+        """See `Dialect.conceal`. There is nothing that the agent did not ask for."""
+        return body
+
+    def stream_filter(self, prepared: Prepared) -> Sieve | None:
+        """See `Dialect.stream_filter`."""
+        return None
+
+    def remake(self, body: bytes, prepared: Prepared) -> bytes:
+        """See `Dialect.remake`. `prepare` never asks for it."""
+        raise ValueError("a stream of `messages` is never made of a whole reply")
+
+    def refusal(self, refusal: Refusal) -> bytes:
+        """See `Dialect.refusal`."""
+        return msgspec.json.encode(error_body(refusal.status, refusal.message))
+
+
+class _Assembly:
+    """A streamed message, made of its events."""
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] | None = None
+        self._blocks: dict[Any, Block] = {}
+        self._parts: dict[tuple[Any, str], list[str]] = {}
+        self._ended = False
+        self._failure: str | None = None
+
+    def add(self, value: dict[str, Any]) -> None:
+        """Take one event; those of unknown types say nothing."""
+        kind, index = value.get("type"), value.get("index")
+        if kind == "content_block_delta" and isinstance(value.get("delta"), dict):
+            self._add_delta(index, value["delta"])
+        elif kind == "content_block_start" and isinstance(value.get("content_block"), dict):
+            self._blocks[index] = value["content_block"]
+        elif kind == "message_start" and isinstance(value.get("message"), dict):
+            self._message = value["message"]
+        elif kind == "message_delta" and self._message is not None:
+            usage = value.get("usage")
+            told = value.get("delta")
+            self._message |= told if isinstance(told, dict) else {}
+            if isinstance(usage, dict):
+                # Counts are totals; those that do not apply are left out, and the first ones stand.
+                known = {name: count for name, count in usage.items() if count is not None}
+                self._message["usage"] = {**(self._message.get("usage") or {}), **known}
+        elif kind == "message_stop":
+            self._ended = True
+        elif kind == "error":
+            self._failure = message_of_error(value.get("error"))
+
+    def _add_delta(self, index: Any, delta: dict[str, Any]) -> None:
+        name = _GROWS.get(delta.get("type", ""))
+        block = self._blocks.get(index)
+        if block is None:
+            raise ValueError(f"a delta of block {index!r}, which has not begun")
+        if name is not None:
+            self._parts.setdefault((index, name), []).append(str(delta.get(name, "")))
+        elif delta.get("type") == "signature_delta":
+            block["signature"] = delta.get("signature")
+        elif delta.get("type") == "citations_delta":
+            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+
+    def reply(self) -> Reply:
+        for (index, name), parts in self._parts.items():
+            text = "".join(parts)
+            if name == "partial_json":
+                self._blocks[index]["input"] = _input(text)
+            else:
+                self._blocks[index][name] = str(self._blocks[index].get(name, "")) + text
+        if self._message is None:
+            return Reply(complete=False, failure=self._failure)
+        reply = _reply(self._message, list(self._blocks.values()))
+        reply.failure = self._failure
+        reply.complete = self._ended and self._failure is None
+        return reply
+
+
+def _input(text: str) -> dict[str, Any]:
+    """What was streamed of a tool's input, cut or not."""
+    try:
+        value = jsontext.decode(text.encode()) if text.strip() else {}
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {INVALID: text}
+
+
+def _reply(value: dict[str, Any], blocks: list[Any]) -> Reply:
+    model = value.get("model")
+    return Reply(
+        choices=(
+            Choice(message=record_of(blocks), finish_reason=finish_of(value.get("stop_reason"))),
+        ),
+        reply={name: item for name, item in value.items() if name not in ("content", "usage")},
+        usage=counted(value.get("usage")),
+        model=model if isinstance(model, str) else None,
+    )
+
+
+def _rewritten(content: msgspec.Raw, role: str | None, rewriter: Rewriter) -> msgspec.Raw | None:
+    """A content as it is rewritten; None where it stays."""
+    if role is None or not rewriter.looks_at(role):
+        return None
+    texts = _decoded(content, str | list[dict[str, Any]])
+    if isinstance(texts, str):
+        made: Any = rewriter.text(role, texts)
+    else:
+        made = None
+        for block in texts or ():
+            text = block.get("text") if block.get("type") == "text" else None
+            if isinstance(text, str) and (new := rewriter.text(role, text)) is not None:
+                block["text"] = new
+                made = texts
+    return None if made is None else msgspec.Raw(msgspec.json.encode(made))
+
+
+def _decoded(raw: msgspec.Raw, kind: Any) -> Any:
+    """A value; None where it is not of this kind, of which the upstream says what is wrong with it."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None
