@@ -152,7 +152,7 @@ async def test_each_node_gets_the_model_that_is_worth_most_there_and_of_equals_t
     assert set(last) == {("Wri", "strong"), ("Say", "cheap")}
     told = capsys.readouterr().err
     assert told.count("is left out: model_error: ") == 1
-    assert "nowhere (" in told
+    assert "nowhere for check (" in told
     assert "The model `nowhere` does not exist" in told
     assert f"{metrics['cost']['rollouts']} of 330 rollouts" in metrics["used"]
     assert " of 10 USD" in metrics["used"]
@@ -229,7 +229,7 @@ async def test_how_a_model_is_sampled_is_searched_within_the_bounds_that_are_giv
 async def test_rules_are_tuned_hopeless_ones_given_up_early_and_those_of_the_code_not_paid_for_again(
     server,
 ):
-    result = await search("ruled", "of_rules", budget="600 rollouts", options={"trials": "14"})
+    result = await search("ruled", "of_rules", budget="600 rollouts", options={"trials": "24"})
     metrics = result.artifact.metrics
     kept = found()
     assert kept.interaction_patterns["case"].chosen == "upper"
@@ -237,7 +237,7 @@ async def test_rules_are_tuned_hopeless_ones_given_up_early_and_those_of_the_cod
     assert metrics["val"]["after"] >= metrics["val"]["before"] + 0.5
     # 30 as it is, 60 to compare; the others on all of 12 tasks, but those that were given up.
     whole = 12 * (metrics["strategies"] - 1)
-    assert whole < metrics["cost"]["rollouts"] - 90 < 12 * 13
+    assert whole < metrics["cost"]["rollouts"] - 90 < 12 * 23
 
 
 async def test_sampling_that_the_provider_refuses_is_said_and_the_search_goes_on(server, capsys):
