@@ -33,7 +33,7 @@ MEANING = {
     "samples-throughput": "tokens into samples per CPU second, slowest of three shapes; 1 million",
     "local-generate": "CPU seconds of the engine for 48 replies; `generate` with prompts' beginnings shared",
     "local-step": "seconds for a step of `optimize`, all in; plain torch on the same load",
-    "prompt-vs-gepa": "reward on held-out tool calls after 300 rollouts of search; gepa 0.1.4 alone",
+    "prompt-vs-gepa": "reward on held-out tool calls after a search of 240 rollouts; gepa 0.1.4 alone",
     "prompt-vs-bootstrapfewshot": "the same; DSPy 3.4.1's BootstrapFewShot",
     "prompt-vs-miprov2": "the same; DSPy 3.4.1's MIPROv2",
     "verl-bridge": "seconds of a step's rollouts less the agent's own time; verl's own agent loop",

@@ -190,6 +190,21 @@ async def test_a_search_ends_at_its_bound_of_money_and_is_compared_by_what_was_k
     assert f"{metrics['cost']['usd']:.2g} of 1.2 USD" in metrics["used"]
 
 
+async def test_what_leads_when_the_budget_ends_is_compared_though_it_was_not_tried_on_all_tasks(
+    server, capsys
+):
+    # 30 as it is, 60 to compare, 8 for each of six models; for the second round one is left.
+    weak = tuple(f"weak{n}" for n in range(5))
+    result = await search("one", budget="139 rollouts", models=(*weak, "strong"))
+    metrics = result.artifact.metrics
+    assert metrics["strategies"] == 1
+    assert (metrics["val"]["before"], metrics["val"]["after"]) == (0.0, 1.0)
+    assert found().models == {"*": ModelChoice(model="strong")}
+    assert "strong (" in (told := capsys.readouterr().err)
+    assert "leads on 8 tasks" in told
+    assert Path("runs/run", metrics["best"]).is_file()
+
+
 @pytest.mark.parametrize("budget", ["0.5 USD", "5k tokens", "50 calls"])
 async def test_a_bound_that_the_agent_as_it_is_would_use_up_is_said_after_the_first_rollout(
     server, budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -67,6 +67,11 @@ class Scores(msgspec.Struct, frozen=True):
     def all(self) -> list[Trace]:
         """All traces."""
         return [trace for traces in self.traces.values() for trace in traces]
+
+    def of(self, tasks: Container[str]) -> Scores:
+        """The same for those of its tasks that are among these."""
+        traces = {task: traces for task, traces in self.traces.items() if task in tasks}
+        return Scores(self.strategy, traces)
 
     def mean(self, lowest: float) -> float | None:
         """The mean over tasks of a task's mean reward; None where nothing is scored."""

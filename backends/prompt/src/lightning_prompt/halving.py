@@ -25,6 +25,7 @@ async def halve(
     on_scores: Callable[[Scores], Coroutine[Any, Any, None]],
     on_round: Callable[[list[Scores]], None],
     on_refused: Callable[[Strategy, RefusedError], None],
+    on_ahead: Callable[[Scores], None] = lambda scores: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Strategy]:
     """Try all strategies on as many tasks as the rollouts allow, the better third on three times as many, and so on to all.
@@ -38,6 +39,7 @@ async def halve(
         on_scores: told of each strategy that was tried on all tasks.
         on_round: told of all strategies of a round, once it is over.
         on_refused: told of each strategy under which the provider refuses the calls; it is left out.
+        on_ahead: told, where the budget does not last to the end, of the best of the last round that was over.
         stop: whether the share of the budget is used up.
 
     Returns:
@@ -49,24 +51,30 @@ async def halve(
     """
     left = list(strategies)
     refused: list[Strategy] = []
-    for kept, count in rounds(len(left), len(choose), rollouts):
-        found: list[Scores] = []
-        for strategy in left:
-            if stop():
-                return refused
-            try:
-                found.append(await evaluator.evaluate(strategy, choose[:count]))
-            except RefusedError as error:
-                on_refused(strategy, error)
-                refused.append(strategy)
-                continue
-            if count == len(choose):
-                await on_scores(found[-1])
-        on_round(found)
-        valued = [(value, each.strategy) for each in found if (value := worth(each)) is not None]
-        valued.sort(key=lambda pair: pair[0], reverse=True)  # Equals stay in order.
-        left = [strategy for _, strategy in valued[:kept]]
-    return refused
+    ahead: Scores | None = None
+    try:
+        for kept, count in rounds(len(left), len(choose), rollouts):
+            found: list[Scores] = []
+            for strategy in left:
+                if stop():
+                    return refused
+                try:
+                    found.append(await evaluator.evaluate(strategy, choose[:count]))
+                except RefusedError as error:
+                    on_refused(strategy, error)
+                    refused.append(strategy)
+                    continue
+                if count == len(choose):
+                    await on_scores(found[-1])
+            on_round(found)
+            valued = [(value, each) for each in found if (value := worth(each)) is not None]
+            valued.sort(key=lambda pair: pair[0], reverse=True)  # Equals stay in order.
+            left = [each.strategy for _, each in valued[:kept]]
+            ahead = valued[0][1] if valued and count < len(choose) else None
+        return refused
+    finally:
+        if ahead is not None:
+            on_ahead(ahead)
 
 
 def rounds(strategies: int, tasks: int, rollouts: int | None) -> list[tuple[int, int]]:

@@ -37,4 +37,10 @@ async def optimize(run: Run) -> Artifact:
         search = Search(
             run, plan, reflect=model, reflected=lambda: Spent() if model is None else model.spent
         )
-        return await search.run()
+        artifact = await search.run()
+        if model is not None and model.cut_short:
+            run.say(
+                f"{model.cut_short} replies of the reflection model ended at {plan.reflection_max_tokens} tokens, and were used"
+                " as far as they went; give more with `--set reflection_max_tokens=`"
+            )
+        return artifact

@@ -16,7 +16,7 @@ from lightning_prompt.scored import Scored
 
 _SAMPLED: Final = {"temperature": "T", "top_p": "top_p", "max_tokens": "max_tokens"}
 TRIED = "strategies"
-"""The folder in the run's for the strategies that were tried on all tasks to choose by."""
+"""The folder in the run's for the strategies that were tried on all tasks to choose by, or were ahead of these when the budget ended."""
 
 
 class Leader:
@@ -72,11 +72,8 @@ class Leader:
         if digest in self._known:
             return
         self._known.add(digest)
-        best = None if self._best is None else self.worth(self._best)
         value = self.worth(scores)
-        if value is not None and (best is None or value > best):
-            self._best = scores
-            self._evaluator.reserve.leading = digest
+        self._lead(scores)
         spent = self._evaluator.spent
         found = mean_interval(scores.rewards(self._evaluator.lowest), seed=self._plan.asked.seed)
         candidate = Scored(
@@ -112,9 +109,33 @@ class Leader:
             },
             step=number,
         )
+        self._keep(scores.strategy)
+
+    def ahead(self, scores: Scores) -> None:
+        """A strategy was the best on some of the tasks to choose by, and the budget does not last to try it on all. It is
+        taken where it is worth more there than the best so far: held-out tasks tell what it is worth."""
+        if scores.strategy.digest not in self._known and self._lead(scores):
+            self.note(
+                f"{named(scores.strategy, self._base)} leads on {len(scores.traces)} tasks; the budget did not last to try it on all"
+            )
+            self._keep(scores.strategy)
+
+    def _lead(self, scores: Scores) -> bool:
+        """Take a strategy for the best where it is worth more than the best so far, on the tasks that both were tried on."""
+        value, best = self.worth(scores), None
+        if self._best is not None:
+            value = self.worth(scores.of(self._best.traces))
+            best = self.worth(self._best.of(scores.traces))
+        leads = value is not None and (best is None or value > best)
+        if leads:
+            self._best = scores
+            self._evaluator.reserve.leading = scores.strategy.digest
+        return leads
+
+    def _keep(self, strategy: Strategy) -> None:
         folder = self._run.folder / TRIED
         folder.mkdir(exist_ok=True)
-        scores.strategy.dump(folder / f"{digest[:12]}.json")
+        strategy.dump(folder / f"{strategy.digest[:12]}.json")
 
     def round(self, found: list[Scores]) -> None:
         """Strategies were tried on the same tasks: how far they lie apart, by how many demonstrations they have."""

@@ -134,6 +134,7 @@ class Phases:
             on_scores=self._leader.told,
             on_round=on_round,
             on_refused=self._leader.refused,
+            on_ahead=self._leader.ahead,
             stop=share,
         )
 

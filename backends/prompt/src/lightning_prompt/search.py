@@ -93,6 +93,8 @@ class Search:
             await self._searched(split)
         except BudgetReached as reached:
             stopped = str(reached)
+        if fault := self._without_signal():
+            self._leader.note(fault)  # What was paid for is compared all the same.
         if not self._leader.tried:
             raise UsageError(
                 f"budget: {stopped} were used up by the agent as it is; raise it, or give fewer tasks with `--limit`"
@@ -131,7 +133,8 @@ class Search:
         possible = phases.possible(prompts, traces)
         for number, phase in enumerate(possible):
             await phase(Share(evaluator, len(possible) - number))
-            self._check_signal()
+            if fault := self._without_signal():
+                raise UsageError(fault)
 
     async def _first(self, split: Split) -> None:
         """Run one rollout: whether there are prices, and whether the budget can be enough, is to be known before more is paid."""
@@ -146,14 +149,16 @@ class Search:
                 " fewer tasks with `--limit`"
             )
 
-    def _check_signal(self) -> None:
+    def _without_signal(self) -> str | None:
+        """What is wrong with a reward that is the same for all; None where it is not."""
         values, strategies = self._evaluator.seen
-        if len(values) == 1 and strategies > 2:
-            (value,) = values
-            raise UsageError(
-                f"reward `{self._run.config.reward}`: gave {value:g} to every rollout of {strategies} strategies, so that none"
-                " can be chosen; give one that tells better from worse, such as with steps below the right answer"
-            )
+        if len(values) != 1 or strategies <= 2:
+            return None
+        (value,) = values
+        return (
+            f"reward `{self._run.config.reward}`: gave {value:g} to every rollout of {strategies} strategies, so that none can be"
+            " chosen; give one that tells better from worse, such as with steps below the right answer"
+        )
 
     async def _compared(self, split: Split, strategy: Strategy) -> Comparison:
         self._leader.begin("comparison on held-out tasks")
