@@ -13,7 +13,7 @@ VERL_TESTED := $(if $(HAS_VERL),verl-env)
 TESTED := LIGHTNING_CORE_VERL_PYTHON=$(if $(HAS_VERL),$(abspath $(VERL_PYTHON))) $(BIN)/python -m pytest
 
 # Two processes: verl's tests are one half of the time, all others the second.
-SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+SHARED := -n 2
 
 .PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers bench-prompt verl-env verl-cpu clean
 

@@ -1,11 +1,11 @@
 """What all tests share."""
 
 import signal
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-VERL = Path(__file__).parent / "backends" / "verl"
+VERL = "backends/verl/"
 
 
 def pytest_configure() -> None:
@@ -18,16 +18,21 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests: a file's tests stay together, and verl's go one after the other.
+    """Where several processes share the tests, verl's begin first: they take longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(VERL))
 
-    Files have fixtures that are dear to make, and two of verl's runs at once need more memory than there is. Verl's
-    begin first, since they take longest.
-    """
-    if config.getoption("dist", "no") == "no":
-        return
-    items.sort(key=lambda item: not item.path.is_relative_to(VERL))
-    for item in items:
-        group = "verl" if item.path.is_relative_to(VERL) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep a file's tests in one process, since its fixtures are dear to make, and all of verl's: two of its runs at
+    once need more memory than there is."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - not where a plugin is tested alone
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return VERL if nodeid.startswith(VERL) else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)

@@ -106,7 +106,7 @@ def test_choosing_an_engine_names_what_there_is():
     assert create_engine("http://host/v1", None, plugins).name == "openai"
     for model, name, says in (
         ("smollm2", None, "no engine accepts it"),
-        ("smollm2", "absent", "installed are `openai`"),
+        ("smollm2", "absent", "installed are `litellm`, `openai`"),
         (None, "openai", "which model"),
     ):
         with pytest.raises(UsageError, match=says):

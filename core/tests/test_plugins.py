@@ -72,7 +72,7 @@ def test_hook_lightning_register_backends(plugin):
 
 
 def test_hook_lightning_register_engines():
-    assert list(load().engines()) == ["openai"]
+    assert list(load().engines()) == ["litellm", "openai"]
 
 
 def test_hook_lightning_register_executors(plugin):

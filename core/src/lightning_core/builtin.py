@@ -16,6 +16,7 @@ from lightning_core.grading import RewardFunction
 from lightning_core.learn import credit, draws
 from lightning_core.learn.credit import CreditRuleFactory
 from lightning_core.learn.samplers import SamplerFactory
+from lightning_core.litellm_engine import LiteLLMEngineFactory
 from lightning_core.openai_engine import OpenAIEngineFactory
 from lightning_core.plugins import hookimpl
 from lightning_core.records import Json
@@ -35,7 +36,7 @@ def lightning_register_adapters() -> list[Adapter]:
 @hookimpl
 def lightning_register_engines() -> list[EngineFactory]:
     """Models that somebody else serves."""
-    return [OpenAIEngineFactory()]
+    return [OpenAIEngineFactory(), LiteLLMEngineFactory()]
 
 
 @hookimpl

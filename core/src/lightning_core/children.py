@@ -14,7 +14,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -22,6 +22,7 @@ import msgspec
 
 from lightning_core.errors import LightningError, WireError
 from lightning_core.instrument import variables
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 
 _READY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
@@ -42,6 +43,8 @@ class Child:
         *,
         log: Path,
         secret: str | None = None,
+        ready_seconds: float = _READY_SECONDS,
+        hidden: Collection[str] = (),
     ) -> None:
         """Args:
         what: its name in messages, such as `server`.
@@ -49,11 +52,15 @@ class Child:
         arguments: its command line.
         log: the file to which its standard error is appended.
         secret: what the child gets from `read_secret`, such as a token.
+        ready_seconds: seconds that it has to become ready.
+        hidden: variables with keys; where they are set, the child gets a placeholder.
         """
         self.what = what
         self.log = log
         self._command = [sys.executable, "-m", module, *arguments]
         self._secret = secret
+        self._ready_seconds = ready_seconds
+        self._hidden = hidden
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> dict[str, Any]:
@@ -70,15 +77,17 @@ class Child:
                 f"run folder `{self.log.parent.parent}`: cannot be written: {error.strerror};"
                 " choose another with `LIGHTNING_CORE_RUNS`"
             ) from error
-        self._process = await start_child(self._command, log=self.log, opening=self._secret)
+        self._process = await start_child(
+            self._command, log=self.log, opening=self._secret, hidden=self._hidden
+        )
         try:
-            async with asyncio.timeout(_READY_SECONDS):
+            async with asyncio.timeout(self._ready_seconds):
                 line = await self._read_line()
         except BaseException as error:
             await self.stop()
             if isinstance(error, TimeoutError):
                 raise WireError(
-                    f"{self.what}: not ready after {_READY_SECONDS:.0f} s; see `{self.log}`"
+                    f"{self.what}: not ready after {self._ready_seconds:.0f} s; see `{self.log}`"
                 ) from error
             raise
         try:
@@ -139,6 +148,7 @@ async def start_child(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     opening: object = None,
+    hidden: Collection[str] = (),
     limit: int = 1 << 16,
 ) -> asyncio.subprocess.Process:
     """Start a process with its standard input as its lifeline, and its standard output for us to hear.
@@ -151,6 +161,7 @@ async def start_child(
         env: its environment; by default ours, without what is an attempt's and without the user's token.
         cwd: where it runs.
         opening: what it gets from `read_opening`; None is nothing.
+        hidden: variables of its environment with keys that are not for it; where they are set, it gets a placeholder.
         limit: bytes of the longest line that it says.
 
     Raises:
@@ -159,6 +170,7 @@ async def start_child(
     log.parent.mkdir(parents=True, exist_ok=True)
     if env is None:
         env = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON}
+    env = {k: PLACEHOLDER_KEY if k in hidden else v for k, v in env.items()}
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file,

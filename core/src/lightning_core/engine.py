@@ -36,6 +36,11 @@ class Engine(ABC):
     def gives(self) -> frozenset[Capability]:
         """What it can. Known before `start` where possible; exact after it."""
 
+    @property
+    def secrets(self) -> frozenset[str]:
+        """Environment variables with keys that are for this engine alone; agents that a run starts get a placeholder."""
+        return frozenset()
+
     @abstractmethod
     async def start(self) -> tuple[Endpoint, ...]:
         """Start serving and return the replicas' endpoints, once each answers.

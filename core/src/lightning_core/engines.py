@@ -65,6 +65,7 @@ def create_engine(model: str | None, engine: str | None, plugins: Plugins) -> Ch
             f"model {without_userinfo(model)!r}: engines {names} both accept it; choose one with `--engine`"
         )
     raise UsageError(
-        f"model {without_userinfo(model)!r}: no engine accepts it; expected `http://HOST/v1`, `NAME@http://HOST/v1`, or with"
-        " `lightning-local` installed `smollm2`, a model folder or `ORGANISATION/NAME`"
+        f"model {without_userinfo(model)!r}: no engine accepts it; expected `http://HOST/v1`, `NAME@http://HOST/v1`,"
+        " `anthropic/NAME`, `azure/NAME`, `bedrock/NAME`, `gemini/NAME`, or with `lightning-local` installed `smollm2`, a"
+        " model folder or `ORGANISATION/NAME`; `--engine litellm` takes any provider of LiteLLM's"
     )

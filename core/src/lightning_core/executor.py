@@ -25,6 +25,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's token, its first line of standard input as JSON. Never in an environment, a command line or a log."""
     log: Path
     """The file in the run's folder to which all that it says is appended."""
+    hidden: frozenset[str] = frozenset()
+    """Environment variables of this process whose values it must not get; where one is set, it gets a placeholder."""
 
 
 class WorkerHandle(Protocol):

@@ -17,6 +17,7 @@ import aiohttp
 from lightning_core.capability import Capability
 from lightning_core.engine import Endpoint, Engine, EngineFactory
 from lightning_core.errors import EngineError, UsageError
+from lightning_core.litellm_engine import provider_of
 from lightning_local import models, options, smollm2
 from lightning_local.process import Child
 
@@ -221,8 +222,8 @@ class LocalEngineFactory(EngineFactory):
     name: ClassVar[str] = "local"
 
     def accepts(self, model: str) -> bool:
-        """`smollm2`, `org/name`, or a folder with a model, a LoRA adapter or a `policy.pt`."""
-        return models.accepts(model)
+        """`smollm2`, `org/name` where `org` is no provider's prefix, or a folder with a model, a LoRA adapter or a `policy.pt`."""
+        return models.accepts(model) and provider_of(model) is None
 
     def create(self, model: str, *, folder: Path, options: Mapping[str, str]) -> LocalEngine:
         """An engine for `model`; the options are those of `python -m lightning_local.serve`.

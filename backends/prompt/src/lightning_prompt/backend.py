@@ -9,6 +9,7 @@ from typing import ClassVar
 from lightning_core.backend import Backend
 from lightning_core.capability import Capability
 from lightning_core.errors import UsageError
+from lightning_core.litellm_engine import LiteLLMEngineFactory, provider_of
 from lightning_core.runs import Artifact, Run, RunConfig
 
 
@@ -22,14 +23,16 @@ class PromptBackend(Backend):
     formats: ClassVar[tuple[str, ...]] = ("strategy.json",)
 
     def check(self, config: RunConfig) -> None:
-        """Refuse options that are unknown or cannot be.
+        """Refuse options that are unknown or cannot be, and a provider's reflection model that cannot be asked.
 
         Raises:
-            UsageError: the message says what may be given.
+            UsageError: the message says what may be given, or what is missing.
         """
         from lightning_prompt.plan import plan_of
 
-        plan_of(config)
+        reflecting = plan_of(config).asked.reflection_model
+        if reflecting is not None and provider_of(reflecting) is not None:
+            LiteLLMEngineFactory().create(reflecting, folder=Path(), options={})
 
     async def optimize(self, run: Run) -> Artifact:
         """Search until the budget is used up, and compare what was found with the agent as it is, on held-out tasks.

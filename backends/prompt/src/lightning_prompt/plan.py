@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from lightning_core.errors import UsageError
+from lightning_core.litellm_engine import provider_of
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.runs import RunConfig
 from lightning_prompt.budget import Budget
@@ -129,7 +130,8 @@ def plan_of(config: RunConfig) -> Plan:
         patience=_number(given, "patience", 3600.0),
     )
     if plan.budget.usd is not None or plan.cost_weight > 0:
-        plan.prices.require(asked.models)
+        # LiteLLM says what its replies cost.
+        plan.prices.require(model for model in asked.models if provider_of(model) is None)
     return plan
 
 

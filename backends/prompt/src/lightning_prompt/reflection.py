@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import re
 import threading
@@ -15,6 +16,7 @@ import msgspec
 from yarl import URL
 
 from lightning_core.errors import EngineError, UsageError
+from lightning_core.litellm_engine import LiteLLMEngine, LiteLLMEngineFactory, provider_of
 from lightning_core.provider import (
     LOOPBACK,
     NOT_OF_THE_FORM,
@@ -35,6 +37,13 @@ from lightning_prompt.retrying import Patience, Tell
 _NAME: Final = re.compile(r"(?P<model>[^@\s]+)(?:@(?P<url>https?://[^\s/]\S*))?")
 _OPENAI: Final = "openai/"
 _TEXT_TRIES: Final = 3
+_DEATH_SECONDS: Final = 1.0
+_ADVICE: Final = {
+    401: "the key is missing or wrong; set `OPENAI_API_KEY`, or name the variable that holds the key with `api_key_env`",
+    403: "the key may not use this model; take another key or model",
+    404: "the server has no such model, or its address is another: it ends in `/v1`",
+    429: "the account is out of credit; `--resume` goes on once it has some",
+}
 
 Prompt = str | list[dict[str, Any]]
 """A user's message, or messages in the form of OpenAI's chats."""
@@ -72,13 +81,13 @@ class ReflectionModel:
         tell: Tell = lambda text: None,
     ) -> None:
         """Args:
-            name: `NAME` or `openai/NAME`, at `OPENAI_BASE_URL`, else at OpenAI's own address; or `NAME@http://HOST/v1`. OpenAI
-                is asked for the name without `openai/`.
-            journal: keeps the replies; its own, as it tells what was spent.
+            name: `NAME` or `openai/NAME`, at `OPENAI_BASE_URL`, else at OpenAI's own address; or `NAME@http://HOST/v1`; or
+                `PROVIDER/NAME`, through LiteLLM. OpenAI is asked for the name without `openai/`.
+            journal: keeps the replies; its own, as it tells what was spent. LiteLLM's log lies beside it, in `logs/reflection`.
             prices: what the model's tokens cost.
             priced: whether a reply whose cost is not known is an error, as it is under a budget in US dollars.
             api_key_env: the variable that holds the key. By default `OPENAI_API_KEY`, which is sent to OpenAI and to the host
-                of `OPENAI_BASE_URL` alone.
+                of `OPENAI_BASE_URL` alone. A provider's key is in its own variable.
             temperature: of the replies; None leaves it to the server.
             max_tokens: bound of a reply; None leaves it to the server.
             timeout: seconds that one reply may take.
@@ -86,11 +95,16 @@ class ReflectionModel:
             tell: called with what is waited for, and with None once it goes on.
 
         Raises:
-            UsageError: the name cannot be read, or a key is needed and not set.
+            UsageError: the name cannot be read, a key is needed and not set, or LiteLLM is needed and not installed.
             FormatError: the journal holds something else than replies.
         """
-        self.model, self._url = _read_name(name)
-        self._key = key_for(self._url.host, api_key_env, who="reflection model at")
+        self._engine = _engine_of(name, journal, api_key_env)
+        self._key: str | None = None
+        if self._engine is None:
+            self.model, self._url = _read_name(name)
+            self._key = key_for(self._url.host, api_key_env, who="reflection model at")
+        else:
+            self.model, self._url = name, URL()  # known once it serves
         self._prices = prices
         self._priced = priced
         if priced and is_openai(self._url.host):
@@ -121,6 +135,9 @@ class ReflectionModel:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        if self._engine is not None:
+            (endpoint,) = await self._engine.start()
+            self._url, self._key = URL(endpoint.base_url), endpoint.api_key
         self._http = aiohttp.ClientSession(
             timeout=self._timeout,
             headers={"authorization": f"Bearer {self._key}"} if self._key else {},
@@ -140,6 +157,8 @@ class ReflectionModel:
             future.cancel()
         if http is not None:
             await http.close()
+        if self._engine is not None:
+            await self._engine.stop()
 
     def __call__(self, prompt: Prompt) -> str:
         """As `ask`, from another thread than that of the event loop; blocks it. Raises as `ask` does, also once closed."""
@@ -188,7 +207,8 @@ class ReflectionModel:
         return answer.text
 
     def __str__(self) -> str:
-        return f"reflection model `{self.model}` at {self._url.host}"
+        where = "" if self._engine is not None else f" at {self._url.host}"
+        return f"reflection model `{self.model}`{where}"
 
     async def _answer(self, http: aiohttp.ClientSession, body: dict[str, Json]) -> _Answer:
         """The first reply with text."""
@@ -227,6 +247,7 @@ class ReflectionModel:
             except aiohttp.ClientConnectorCertificateError as error:
                 raise EngineError(f"{self}: {error}") from error
             except (aiohttp.ClientError, OSError) as error:
+                await self._check_engine()
                 fault = f"{self}: cannot be reached: {type(error).__name__}: {error}"
             else:
                 if response.status == 200:
@@ -234,7 +255,7 @@ class ReflectionModel:
                     return answered
                 fault = f"{self}: answered {response.status}: {said(answered, self._key)}"
                 if not passes(response.status, answered):
-                    raise EngineError(fault + _advice(response.status))
+                    raise EngineError(fault + self._advice(response.status))
                 wanted = retry_after(response.headers.get("retry-after", "")) or 0.0
             await patience.wait(fault, at_least=wanted)
 
@@ -245,8 +266,33 @@ class ReflectionModel:
         self.spent += Spent(calls=1, tokens=tokens, usd=usd, reflection_usd=usd)
         self.cut_short += answer.finish_reason == "length"
 
+    async def _check_engine(self) -> None:
+        """Raise where what asks the provider has ended: it does not come back."""
+        if self._engine is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH_SECONDS):
+                    raise await self._engine.died()
+
+    def _advice(self, status: int) -> str:
+        if self._engine is None or status == 429:
+            return f"; {_ADVICE[status]}" if status in _ADVICE else ""
+        names = ", ".join(f"`{name}`" for name in sorted(self._engine.secrets))
+        return f"; the key is wrong, which is in one of {names}" if status == 401 else ""
+
     def _closed(self) -> EngineError:
         return EngineError(f"{self}: is not open; use it within `async with`")
+
+
+def _engine_of(name: str, journal: Journal, api_key_env: str | None) -> LiteLLMEngine | None:
+    """What asks a provider of LiteLLM's; None for a model at an address."""
+    if provider_of(name) is None:
+        return None
+    if api_key_env is not None:
+        raise UsageError(
+            f"reflection model {name!r}: `api_key_env` is for a model at an address; a provider's key is in its own variable"
+        )
+    folder = journal.path.parent / "logs" / "reflection"
+    return LiteLLMEngineFactory().create(name, folder=folder, options={})
 
 
 def _read_name(name: str) -> tuple[str, URL]:
@@ -254,7 +300,8 @@ def _read_name(name: str) -> tuple[str, URL]:
     found = _NAME.fullmatch(name)
     if found is None or found["model"].startswith(("http://", "https://")):
         raise UsageError(
-            f"reflection model {without_userinfo(name)!r}: expected `NAME`, `openai/NAME` or `NAME@http://HOST/v1`"
+            f"reflection model {without_userinfo(name)!r}: expected `NAME`, `openai/NAME`, `NAME@http://HOST/v1` or"
+            " `PROVIDER/NAME`"
         )
     address = found["url"] or os.environ.get("OPENAI_BASE_URL") or OPENAI
     where = f"reflection model {without_userinfo(name)!r}: address {without_userinfo(address)!r}"
@@ -289,13 +336,3 @@ def _read_answer(data: bytes, model: str) -> _Answer | None:
         )
     except NOT_OF_THE_FORM:
         return None
-
-
-def _advice(status: int) -> str:
-    advice = {
-        401: "the key is missing or wrong; set `OPENAI_API_KEY`, or name the variable that holds the key with `api_key_env`",
-        403: "the key may not use this model; take another key or model",
-        404: "the server has no such model, or its address is another: it ends in `/v1`",
-        429: "the account is out of credit; `--resume` goes on once it has some",
-    }
-    return f"; {advice[status]}" if status in advice else ""

@@ -23,9 +23,11 @@ from lightning_core.cli.render import trace_tree
 from lightning_core.cli.sessions import LONGEST, heartbeat
 from lightning_core.cli.terminal import complete, console, heeded
 from lightning_core.client import Client
+from lightning_core.engine import Engine
 from lightning_core.engines import create_engine
 from lightning_core.folder import RunFolder
 from lightning_core.instrument.bootstrap import child_environment
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 from lightning_core.plugins import installed
 from lightning_core.redaction import redacted_options, redacted_words
 from lightning_core.rollout import Cause, Mode, Rollout
@@ -145,7 +147,7 @@ async def _trace(
             upstream=os.environ.get("OPENAI_BASE_URL"),
             timeout=LONGEST,
         )
-        end = await _run(line, lease, base.url, client, served is not None)
+        end = await _run(line, lease, base.url, client, base.engine)
         status = end.returncode if end.returncode >= 0 else 128 - end.returncode
         cause = Cause.SUCCESS if status == 0 else Cause.AGENT_ERROR
         error = None if status == 0 else f"the program ended with status {status}"
@@ -170,17 +172,20 @@ def _missing(program: str) -> tuple[str, int] | None:
     return f"program `{program}`: not found (on PATH, or from {Path.cwd()}); check its name", 127
 
 
-async def _run(line: tuple[str, ...], lease: Lease, server: str, client: Client, key: bool) -> Exit:
+async def _run(
+    line: tuple[str, ...], lease: Lease, server: str, client: Client, engine: Engine | None
+) -> Exit:
     """Run the program on this terminal; how it ended."""
+    hidden = frozenset() if engine is None else engine.secrets & os.environ.keys()
     environment = child_environment(
-        os.environ,
+        {**os.environ, **dict.fromkeys(hidden, PLACEHOLDER_KEY)},
         gateway=server,
         session=lease.session,
         attempt=lease.attempt.id,
         span=None,
         adapters=child_adapters(installed().adapters().values()),
         base_url=lease.base_url,
-        set_key=key,
+        set_key=engine is not None,
     )
     # Ctrl+C and Ctrl+\ reach the program too, which shares this terminal; it decides, and this process reports.
     loop = asyncio.get_running_loop()

@@ -225,7 +225,8 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
         elif make is not None:
             token = await base.client.worker_token()
             names = tuple(_worker_name(plan, number) for number in range(plan.config.workers))
-            ordered = partial(_worker, plan, make, base.url, token)
+            hidden = frozenset() if base.engine is None else base.engine.secrets
+            ordered = partial(_worker, plan, make, base.url, token, hidden)
             force = await stack.enter_async_context(
                 Workforce(run, ordered, names, plan.config.concurrency)
             )
@@ -304,6 +305,7 @@ def _worker(
     make: MakeWorker,
     url: str,
     token: str,
+    hidden: frozenset[str],
     number: int,
     name: str,
     concurrency: int,
@@ -322,5 +324,6 @@ def _worker(
         arguments=tuple(arguments),
         token=token,
         log=plan.folder.logs / f"worker-{number}.log",
+        hidden=hidden,
     )
     return make(order)

@@ -22,6 +22,8 @@ from lightning_core.errors import CapabilityError, UsageError
 from lightning_core.executor import Executor, split_executor
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction, reward_name
+from lightning_core.litellm_engine import GIVES as LITELLM_GIVES
+from lightning_core.litellm_engine import LiteLLMEngine, provider_of
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.plugins import Plugins, installed
 from lightning_core.redaction import redacted_options, redacted_words, without_userinfo
@@ -162,7 +164,12 @@ async def prepare(
         workers=0 if live else config.workers,
     )
     engine_options = dict(options.get("engine_options") or {})
-    if backend is not None:
+    if backend is not None and optimize is not None:
+        if served is not None:
+            _check_engine(backend, served.check(engine_options), served.name, optimize)
+        elif itself and provider_of(model or "") is not None:
+            # It looks like a model of the hub.
+            _check_engine(backend, LITELLM_GIVES, LiteLLMEngine.name, optimize)
         check_optimization(config, chosen)
         if backend.needs_model and (model is None or (served is None and not itself)):
             raise UsageError(
@@ -173,9 +180,7 @@ async def prepare(
         trackers.check(settings.track)
         engine_options = {**backend.engine_options(config), **engine_options}
     if served is not None:
-        gives = served.check(engine_options)
-        if backend is not None and optimize is not None:
-            _check_engine(backend, gives, served.name, optimize)
+        served.check(engine_options)
     folder, config = _open_folder(
         Path(options.get("runs") or settings.runs), options.get("name"),
         options.get("resume", False), config,

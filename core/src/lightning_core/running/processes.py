@@ -38,5 +38,10 @@ class ProcessExecutor(Executor):
 
 def _child(order: WorkerOrder) -> Child:
     return Child(
-        order.what, "lightning_core.worker", order.arguments, log=order.log, secret=order.token
+        order.what,
+        "lightning_core.worker",
+        order.arguments,
+        log=order.log,
+        secret=order.token,
+        hidden=order.hidden,
     )

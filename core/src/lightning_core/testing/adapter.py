@@ -80,7 +80,10 @@ class AdapterConformance:
     @pytest.fixture
     def stage(self, loop_runner: asyncio.Runner) -> Iterator[_Stage]:
         """An upstream and a stand-in for the gateway."""
-        with ScriptedServer.in_thread() as upstream, ScriptedServer.in_thread() as gateway:
+        with (
+            ScriptedServer.in_thread(responses=True) as upstream,
+            ScriptedServer.in_thread(responses=True) as gateway,
+        ):
             yield _Stage(self, loop_runner, upstream, gateway)
             loop_runner.run(self.close())
 

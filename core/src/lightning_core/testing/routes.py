@@ -19,7 +19,7 @@ def kind_of(received: Received) -> str | None:
         known = path.endswith("/models") or "/models/" in path
         return "models" if known else None
     if received.method == "POST":
-        for kind in ("chat/completions", "completions", "embeddings"):
+        for kind in ("chat/completions", "completions", "embeddings", "responses"):
             if path.endswith(f"/{kind}"):
                 return kind
     return None

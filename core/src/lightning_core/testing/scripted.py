@@ -29,6 +29,7 @@ from lightning_core.testing.replies import (
     Reply,
     plan,
 )
+from lightning_core.testing.responses import Exchange, Responses
 from lightning_core.testing.routes import (
     decode,
     error_response,
@@ -50,7 +51,8 @@ class ScriptedServer:
     A request takes the next reply of the queue; where the queue is empty, what the responder says; without one,
     the text of the last user message. Any path that ends in `chat/completions`, `completions`, `embeddings` or
     `models` will do, the Azure form included. `models` and `embeddings` take nothing from the queue; a responder can
-    give them an `Error` or `Raw`, delay, cut or hang them, while text does not change what they say.
+    give them an `Error` or `Raw`, delay, cut or hang them, while text does not change what they say. With `responses=True`
+    so does `responses`, where the responder gets the request in the terms of chat completions; `requests` has it as it came.
 
     Use it as `async with ScriptedServer() as server`, or `with ScriptedServer.in_thread() as server` where the
     code under test blocks or is another process. Every method may be called from any thread.
@@ -61,6 +63,7 @@ class ScriptedServer:
         *,
         models: Sequence[str] = ("scripted",),
         token_ids: bool = True,
+        responses: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -69,6 +72,7 @@ class ScriptedServer:
         Args:
             models: what `GET models` lists; the first answers requests that name none. Any name is served.
             token_ids: whether `return_token_ids` is obeyed; else it is ignored, as by a server without it.
+            responses: whether it speaks OpenAI Responses beside chat completions; else it knows no such path, as most servers.
             host: where to listen.
             port: the port; 0 takes a free one.
         """
@@ -77,6 +81,7 @@ class ScriptedServer:
         self.requests: list[Received] = []
         """Every request whose body has come, in order, refused ones included."""
         self._token_ids = token_ids
+        self._responses = Responses() if responses else None
         self._host = host
         self._port = port
         self._queue: deque[Plan] = deque()
@@ -93,11 +98,12 @@ class ScriptedServer:
         *,
         models: Sequence[str] = ("scripted",),
         token_ids: bool = True,
+        responses: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> Iterator[Self]:
         """Serve from a thread with an event loop of its own; takes the arguments of the class."""
-        server = cls(models=models, token_ids=token_ids, host=host, port=port)
+        server = cls(models=models, token_ids=token_ids, responses=responses, host=host, port=port)
         stop: asyncio.Event
         loop: asyncio.AbstractEventLoop
         started = Signal()
@@ -243,10 +249,17 @@ class ScriptedServer:
     ) -> web.StreamResponse:
         headers = {"x-request-id": f"scripted-{number}"}
         kind = kind_of(received)
-        if kind is None:
+        if kind is None or (kind == "responses" and self._responses is None):
             return problem(404, f"scripted server: no route {received.method} {received.path}")
         if kind != "models" and (why := refusal(received, kind)):
             return problem(400, why)
+        exchange: Exchange | None = None
+        if kind == "responses" and self._responses is not None:
+            try:
+                exchange = self._responses.begin(received, number)
+            except ValueError as error:
+                return problem(400, f"scripted server: {error}")
+            received = exchange.request
         try:
             chosen = await self._choose(received, kind)
             if kind in ("embeddings", "models") or isinstance(chosen.content, Error | Raw):
@@ -263,9 +276,10 @@ class ScriptedServer:
             return problem(500, f"scripted reply: {type(error).__name__}: {error}")
         await self._pause(chosen.delay)
         if rendering is not None and received.stream:
-            return await self._stream(request, rendering, chosen, headers)
+            return await self._stream(request, rendering, chosen, headers, exchange)
         if rendering is not None:
-            response = web.json_response(rendering.whole(), headers=headers)
+            whole = rendering.whole() if exchange is None else exchange.whole(rendering)
+            response = web.json_response(whole, headers=headers)
         elif isinstance(chosen.content, Error):
             response = error_response(chosen.content, headers)
         elif isinstance(chosen.content, Raw):
@@ -292,7 +306,12 @@ class ScriptedServer:
         return plan(await reply if inspect.isawaitable(reply) else reply)
 
     async def _stream(
-        self, request: web.Request, rendering: Rendering, chosen: Plan, headers: dict[str, str]
+        self,
+        request: web.Request,
+        rendering: Rendering,
+        chosen: Plan,
+        headers: dict[str, str],
+        exchange: Exchange | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={
@@ -301,6 +320,7 @@ class ScriptedServer:
                 "cache-control": "no-cache",
             }
         )
+        sieve = None if exchange is None else exchange.sieve(rendering)
         for sent, event in enumerate(rendering.events()):
             if chosen.end != "whole" and sent >= chosen.after_chunks:
                 break
@@ -308,7 +328,8 @@ class ScriptedServer:
                 await response.prepare(request)
             else:
                 await self._pause(chosen.chunk_delay)
-            await response.write(f"data: {event}\n\n".encode())
+            data = f"data: {event}\n\n".encode()
+            await response.write(data if sieve is None else sieve.feed(data))
         await self._end(request, chosen)
         return response
 
