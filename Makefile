@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := core/src plugins/autogen/src plugins/langgraph/src backends/local/src backends/prompt/src backends/verl/src
-PACKAGES := -e core[parquet,uvloop] -e plugins/autogen[instruments] -e plugins/langgraph[instruments] -e backends/local -e backends/prompt -e backends/verl
+SOURCES := core/src plugins/autogen/src plugins/langgraph/src plugins/openai_agents/src backends/local/src backends/prompt/src backends/verl/src
+PACKAGES := -e core[parquet,uvloop] -e plugins/autogen[instruments] -e plugins/langgraph[instruments] -e plugins/openai_agents[instruments] -e backends/local -e backends/prompt -e backends/verl
 VERL_VENV ?= .venv-verl
 VERL_PYTHON := $(VERL_VENV)/bin/python
 # Where verl's environment can be made, and so its tests run; elsewhere they are skipped, and say so.
@@ -22,7 +22,7 @@ help: ## Show the targets
 
 install: $(VENV)/.installed ## Make the virtual environment and install every package in it
 
-$(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plugins/autogen/pyproject.toml plugins/langgraph/pyproject.toml backends/local/pyproject.toml backends/prompt/pyproject.toml backends/verl/pyproject.toml
+$(VENV)/.installed: constraints.txt requirements-dev.txt core/pyproject.toml plugins/autogen/pyproject.toml plugins/langgraph/pyproject.toml plugins/openai_agents/pyproject.toml backends/local/pyproject.toml backends/prompt/pyproject.toml backends/verl/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade pip
 	$(PIP) install -q -c constraints.txt -r requirements-dev.txt $(PACKAGES)

@@ -81,9 +81,44 @@ def autogen(base_url: str) -> Framework:
     return Framework(AutoGenAdapter(), make(), lambda: make().run(task=ASKED), 4, client.close)
 
 
+def openai_agents(base_url: str) -> Framework:
+    """An agent with a tool."""
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        Runner,
+        function_tool,
+        set_trace_processors,
+    )
+    from openai import AsyncOpenAI
+
+    from lightning_openai_agents import OpenAIAgentsAdapter
+
+    set_trace_processors([])  # Within attempts nothing is posted, so neither on the other sides.
+    client = AsyncOpenAI(api_key="unused", base_url=base_url)
+
+    @function_tool
+    async def look_up(text: str) -> str:
+        """Look a text up."""
+        return f"nothing about {text}"
+
+    agent = Agent(
+        "writer",
+        instructions="Write well.",
+        tools=[look_up],
+        model=OpenAIChatCompletionsModel("scripted", client),
+    )
+    return Framework(
+        OpenAIAgentsAdapter(), agent, lambda: Runner.run(agent, ASKED), 2, client.close
+    )
+
+
 Side: TypeAlias = Callable[[Framework, int], Awaitable[float]]
 
-FRAMEWORKS: dict[str, Callable[[str], Framework]] = {"autogen": autogen}
+FRAMEWORKS: dict[str, Callable[[str], Framework]] = {
+    "autogen": autogen,
+    "openai-agents": openai_agents,
+}
 """What each row measures, by the adapter's name: given the model's address."""
 
 NAMES = tuple(f"adapter-{name}" for name in FRAMEWORKS)
