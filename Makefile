@@ -15,7 +15,7 @@ TESTED := LIGHTNING_CORE_VERL_PYTHON=$(if $(HAS_VERL),$(abspath $(VERL_PYTHON)))
 # Two processes: verl's tests are one half of the time, all others the second.
 SHARED := -n 2
 
-.PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers bench-prompt verl-env verl-cpu clean
+.PHONY: help install demo demo-prompt lint format types test test-fast docs-check bench bench-peers bench-prompt verl-env verl-cpu compat clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,9 @@ $(VERL_VENV)/.installed: backends/verl/pyproject.toml core/pyproject.toml $(wild
 verl-cpu: install verl-env ## Train a tiny model with verl on this machine, and compare all it learns from with what was recorded
 	$(TESTED) backends/verl/tests
 
+compat: install ## Run each plugin's tests on the oldest and the newest releases of its framework, each in an environment of its own
+	$(BIN)/python tests/compat.py
+
 clean: ## Remove what the targets made, but no run
-	rm -rf $(VENV) bench/results.json bench/.peers examples/*/data
+	rm -rf $(VENV) bench/results.json bench/.peers .compat examples/*/data
 	find . -name __pycache__ -prune -exec rm -rf {} +

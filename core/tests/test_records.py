@@ -26,7 +26,7 @@ from lightning_core import (
     wire,
 )
 from lightning_core.errors import FormatError, FormatVersionError, LightningError, RewardError
-from lightning_core.reward import Reward, RewardStatus
+from lightning_core.reward import Reward, RewardScope, RewardStatus
 from lightning_core.rollout import Cause, Rollout
 from lightning_core.task import Task
 from lightning_core.trace import Call, Choice, Span, SpanKind, Trace
@@ -291,3 +291,19 @@ def test_a_result_shows_what_came_of_the_run_and_not_its_traces():
     result = msgspec.structs.replace(result, traces=tuple(scored))
     shown = "<RunResult 'mine': 3 rollouts (2 success, 1 timeout), 2 scored, mean reward 0.750>"
     assert (repr(result), str(result)) == (shown, shown)
+
+
+@pytest.mark.parametrize(("field", "name"), [("scope", "agent"), ("status", "unscored")])
+def test_what_a_reward_is_for_may_be_said_by_name(field, name):
+    more = {"target": "writer", "value": 1.0} if field == "scope" else {}
+    reward = Reward(**{field: name}, **more)
+    kind = {"scope": RewardScope, "status": RewardStatus}[field]
+    assert getattr(reward, field) is kind(name)
+    assert Reward.from_json(reward.to_json()) == reward
+
+
+@pytest.mark.parametrize("field", ["scope", "status"])
+@pytest.mark.parametrize("name", ["agents", 1, None])
+def test_a_name_that_is_none_lists_those_there_are(field, name):
+    with pytest.raises(RewardError, match=rf"{field}: expected one of `.*` but got {name!r}"):
+        Reward(**{field: name}, value=1.0)

@@ -55,7 +55,16 @@ class Reward(Record, frozen=True, kw_only=True):
     """Anything else worth keeping; where the grader failed, `error` and `traceback`."""
 
     def __post_init__(self) -> None:
-        """Refuse a number that is none, and a status that contradicts the value."""
+        """Take status and scope by name too; refuse a number that is none, and a status that contradicts the value."""
+        for field, kind in (("status", RewardStatus), ("scope", RewardScope)):
+            given = getattr(self, field)
+            if type(given) is not kind:
+                if given not in list(kind):
+                    known = ", ".join(f"`{each}`" for each in kind)
+                    raise RewardError(
+                        f"reward `{self.name}`: {field}: expected one of {known} but got {given!r}"
+                    )
+                msgspec.structs.force_setattr(self, field, kind(given))
         if self.status is RewardStatus.SCORED:
             if self.value is None or not math.isfinite(self.value):
                 raise RewardError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Annotated, Any, TypedDict
 
-import httpx2
 import openai
 from langchain.agents import create_agent
 from langchain_core.prompts import ChatPromptTemplate
@@ -26,7 +25,7 @@ class LangGraphConformance(AdapterConformance):
 
     def clients(self) -> dict[str, Any]:
         """Clients of this agent alone: ChatOpenAI's own are shared, and never closed."""
-        sync, concurrent = httpx2.Client(), httpx2.AsyncClient()
+        sync, concurrent = openai.DefaultHttpxClient(), openai.DefaultAsyncHttpxClient()
         self.opened = [*getattr(self, "opened", []), (sync, concurrent)]
         return {"http_client": sync, "http_async_client": concurrent}
 

@@ -13,11 +13,8 @@ import pickle
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
-from urllib.parse import parse_qs
 
-import httpx2
 import openai
 import pytest
 from langchain.agents import create_agent
@@ -32,86 +29,18 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-from lightning_core.instrument import ListSink, Scope, attempt, instrument, span
-from lightning_core.testing import Error, Reply, ScriptedServer, Text, ToolCall, ToolCalls
+from lightning_core.instrument import Scope, attempt, span
+from lightning_core.testing import Error, Reply, Text, ToolCall, ToolCalls
 from lightning_core.testing.received import Received
 from lightning_langgraph import LangGraphAdapter
-
-
-@dataclass
-class Stage:
-    """Attempts against one server in the gateway's place."""
-
-    server: ScriptedServer
-
-    def scope(self, name: str = "a1") -> Scope:
-        return Scope(
-            gateway=self.server.url,
-            session=f"token-{name}",
-            attempt=name,
-            sink=ListSink(),
-        )
-
-    def calls(self, name: str = "a1") -> list[tuple[str, dict[str, str]]]:
-        """What each request of the attempt asked, and its labels."""
-        return [
-            (_asked(request), _labels(request))
-            for request in self.server.requests
-            if request.headers.get("x-lightning-session") == f"token-{name}"
-        ]
-
-    def wrong(self, scope: Scope, count: int) -> list[str]:
-        """The calls of the attempt, `count` in all, whose labels are not those that the prompt says."""
-        spans = {s["id"]: s for s in scope.sink.spans()}  # type: ignore[attr-defined]
-        faults = []
-        calls = self.calls(scope.attempt)
-        for asked, labels in calls:
-            words = dict(word.split("=", 1) for word in asked.split() if "=" in word)
-            expected = {k: words[k] for k in ("agent", "node") if k in words}
-            got = {k: labels[k] for k in ("agent", "node") if k in labels}
-            inner = spans.get(labels.get("span", ""))
-            if got != expected:
-                faults.append(f"{asked!r}: labels {got}")
-            elif inner is None and expected:
-                faults.append(f"{asked!r}: its span is unknown")
-            elif inner is not None and "span" in words:
-                path = _path(inner, spans)
-                if path != words["span"]:
-                    faults.append(f"{asked!r}: span {path}")
-        faults += [f"span {s['name']} is open" for s in spans.values() if s["ended_at"] is None]
-        return faults if len(calls) == count else [f"{len(calls)} calls", *faults]
-
-
-def _asked(request: Received) -> str:
-    content = [m for m in request.messages if m["role"] == "user"][-1]["content"]
-    return content if isinstance(content, str) else content[0]["text"]
-
-
-def _labels(request: Received) -> dict[str, str]:
-    pairs = parse_qs(request.headers["x-lightning-labels"])
-    return {name: values[0] for name, values in pairs.items()}
-
-
-def _path(inner: dict[str, Any], spans: dict[str, dict[str, Any]]) -> str:
-    names = []
-    at: dict[str, Any] | None = inner
-    while at is not None:
-        names.append(f"{at['kind']}:{at['name']}")
-        at = spans.get(at["parent_id"])
-    return "/".join(reversed(names))
-
 
 _clients: dict[str, Any] = {}
 
 
 @pytest.fixture
-async def stage():
-    # ChatOpenAI shares one client among event loops, which fails in the second; each test gets its own.
-    _clients.update(http_client=httpx2.Client(), http_async_client=httpx2.AsyncClient())
-    with ScriptedServer.in_thread() as server, instrument([LangGraphAdapter()]):
-        yield Stage(server)
-    _clients["http_client"].close()
-    await _clients["http_async_client"].aclose()
+def stage(stage):
+    _clients.update(stage.clients)
+    return stage
 
 
 def model(**options: Any) -> ChatOpenAI:
