@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from lightning_core.testing import ScriptedServer
+
 pytestmark = pytest.mark.slow
 
 
@@ -27,6 +29,22 @@ def test_trace_shows_any_programs_calls_and_passes_its_status_on(cli, folder, sc
     assert done.stdout == "what is up?\n"
     assert "user what is up?" in done.stderr
     assert "ended with status 3" in done.stderr
+
+
+def test_each_format_goes_where_the_program_s_own_environment_says(cli, scripted_server):
+    with ScriptedServer.in_thread() as other:
+        done = cli(
+            "trace",
+            "--",
+            "sh", "-c", 'curl -s "$ANTHROPIC_BASE_URL/v1/messages" -H "content-type: application/json" -d "$SAID"',
+            OPENAI_BASE_URL=scripted_server.base_url,
+            ANTHROPIC_BASE_URL=other.url,
+            SAID='{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}',
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert '"type":"message"' in done.stdout
+        assert other.requests
+    assert not scripted_server.requests
 
 
 def test_trace_says_when_it_saw_nothing(cli):

@@ -5,11 +5,11 @@ import pickle
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_core.errors import UsageError
-from lightning_core.template import Misfit, Template
+from lightning_core.template import Misfit, Template, _place
 
 FEW = "ab"
 """Of few letters pieces and values overlap in every way there is."""
@@ -50,6 +50,16 @@ def test_a_match_is_the_only_way_to_take_the_text_apart(template, text):
     every = ways(template, text)
     expected = {0: Misfit.OTHER, 1: every[0] if every else None}.get(len(every), Misfit.AMBIGUOUS)
     assert template.match(text) == expected
+
+
+stretched = st.text(FEW, max_size=9).map(lambda text: "".join(letter * 20 for letter in text))
+
+
+@example("a", "a" * 80 + "b" * 20, 0, 400)
+@given(st.text(FEW, max_size=9), stretched, st.integers(0, 9), st.integers(60, 400))
+def test_a_long_piece_is_found_where_it_first_stands(before, piece, at, end):
+    for text in (before, f"{before}{piece}{before}", f"{before}{piece[:-1]}{before}{piece}"):
+        assert _place(text, piece, at, end) == text.find(piece, at, end)
 
 
 @settings(deadline=None)

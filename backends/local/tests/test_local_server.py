@@ -127,10 +127,21 @@ async def test_a_completion_ends_for_the_reason_given(serve):
         end = free["token_ids"].index(third) + 1
         assert cut["token_ids"] == free["token_ids"][:end]
         assert cut["finish_reason"] == "stop"
+        assert (free["stop_reason"], cut["stop_reason"]) == (None, third)
         word = free["text"][4:7]
         stopped = await client.complete([5, 6], stop=word, ignore_eos=True)
         assert stopped["text"] == free["text"][: free["text"].find(word)]
-        assert stopped["finish_reason"] == "stop"
+        assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", word)
+        asked = {
+            "prompt": [5, 6],
+            "temperature": 0,
+            "max_tokens": 24,
+            "stop": word,
+            "ignore_eos": True,
+        }
+        chunks = [chunk["choices"][0] async for chunk in client.chunks("/v1/completions", **asked)]
+        assert [c["stop_reason"] for c in chunks if "stop_reason" in c] == [word]
+        assert "stop_reason" in chunks[-1]
         # What was sampled stays whole: it is what a trainer sees.
         size = len(stopped["token_ids"])
         assert stopped["token_ids"] == free["token_ids"][:size]
@@ -142,10 +153,12 @@ async def test_a_completion_ends_for_the_reason_given(serve):
 async def test_the_end_token_is_sampled_but_not_shown(serve, build, random_model):
     model = random_model("llama")
     async with serve(build(model)) as client:
-        choice = await client.complete([5, 6], logit_bias={"2": 100.0}, logprobs=0)
+        choice = await client.complete(
+            [5, 6], logit_bias={"2": 100.0}, logprobs=0, stop_token_ids=[2]
+        )
         assert choice["token_ids"] == [2]
         assert choice["text"] == ""
-        assert choice["finish_reason"] == "stop"
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
         assert len(choice["logprobs"]["token_logprobs"]) == 1
 
 

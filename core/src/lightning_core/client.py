@@ -93,17 +93,20 @@ class Client:
         capacity: int,
         wait: float,
         upstream: str | None = None,
+        upstreams: Mapping[str, str] | None = None,
         run: str | None = None,
     ) -> list[Lease]:
         """Up to `capacity` attempts, of one run where named, waiting up to `wait` seconds for the first.
 
-        `upstream` is where observe calls go that name no target: the worker's own `OPENAI_BASE_URL`.
+        `upstream` is where observe calls go that name no target, `upstreams` where those of a format go instead; see
+        `Upstreams.own`.
         """
         body: dict[str, Any] = {
             "worker": worker,
             "capacity": capacity,
             "wait": wait,
             "upstream": upstream,
+            "upstreams": upstreams,
         }
         body |= {} if run is None else {"run": run}
         answer = await self._post("/leases", body, wait=wait)
@@ -214,10 +217,22 @@ class Client:
         return WorkerEnd(_as(int, answer, "ended"), _as(int, answer, "lost"))
 
     async def open_session(
-        self, rollout: Rollout, task: Task, *, upstream: str | None, timeout: float
+        self,
+        rollout: Rollout,
+        task: Task,
+        *,
+        upstream: str | None,
+        upstreams: Mapping[str, str] | None = None,
+        timeout: float,
     ) -> Lease:
-        """Enqueue a rollout and lease it to the caller at once."""
-        body = {"rollout": rollout, "task": task, "upstream": upstream, "timeout": timeout}
+        """Enqueue a rollout and lease it to the caller at once. See `lease` for `upstream` and `upstreams`."""
+        body = {
+            "rollout": rollout,
+            "task": task,
+            "upstream": upstream,
+            "upstreams": upstreams,
+            "timeout": timeout,
+        }
         return _as(Lease, await self._post("/sessions", body))
 
     async def set_policy(self, policy: ServedPolicy, *, run: str | None = None) -> None:

@@ -138,6 +138,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     """Unix time in seconds until which the worker must heart-beat again."""
     upstream: str | None = None
     """In observe mode, where a call goes that names no target: the worker's own `OPENAI_BASE_URL`."""
+    upstreams: dict[str, str] = msgspec.field(default_factory=dict)
+    """Where one of a format goes instead, by the format's name: of `messages`, the worker's own `ANTHROPIC_BASE_URL`."""
     ended_at: float | None = None
     """Unix time in seconds of the end; None while it runs."""
     cause: Cause | None = None

@@ -14,6 +14,10 @@ _BRACE: Final = re.compile("[{}]")
 _DOUBLED: Final = "a brace that is no hole is doubled: `{{`, `}}`"
 _TRIES: Final = 1000
 """Bound of the places that are tried where only equal values of a hole tell which way a text is taken apart."""
+_LONG: Final = 64
+"""Letters of a long piece that are looked for before the whole of it."""
+_LOOKS: Final = 8
+"""Places at which these may be found in vain, so that texts which repeat them take no longer than others."""
 
 
 class Misfit(StrEnum):
@@ -99,7 +103,7 @@ class Template:
             return Misfit.OTHER
         starts = [0]
         for piece in pieces[1:-1]:
-            at = text.find(piece, at, end)
+            at = _place(text, piece, at, end)
             if at < 0:
                 return Misfit.OTHER
             starts.append(at)
@@ -181,6 +185,18 @@ class Template:
 
     def __repr__(self) -> str:
         return f"Template({self._source!r})"
+
+
+def _place(text: str, piece: str, at: int, end: int) -> int:
+    """`str.find`, which first studies a long piece, and that takes longer than to look at the few places where it may be."""
+    if len(piece) > _LONG:
+        head = piece[:_LONG]
+        for _ in range(_LOOKS):
+            at = text.find(head, at, end)
+            if at < 0 or text.startswith(piece, at, end):
+                return at
+            at += 1
+    return text.find(piece, at, end)
 
 
 def _escaped(piece: str) -> str:

@@ -54,7 +54,7 @@ class CallError(Record, frozen=True, kw_only=True):
     kind: CallErrorKind
     """The kind."""
     status: int | None = None
-    """The HTTP status that the agent saw, where it saw one."""
+    """The HTTP status that the agent saw, where it saw one; of a call in the background what it would have seen."""
     message: str = ""
     """What the upstream or the gateway said, bounded to 4 KiB."""
 

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
 from lightning_core.capability import Capability
 from lightning_core.engine import Endpoint
+from lightning_core.provider import ANTHROPIC
 from lightning_core.records import Json, Record
 from lightning_core.rollout import Attempt, Cause, Rollout
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.strategy import Strategy
 from lightning_core.task import Task
+
+
+class Upstreams(Record, frozen=True, kw_only=True):
+    """Where observed calls go that name no target."""
+
+    default: str | None = None
+    """For all formats that are not in `by_format`; None stands for the format's own provider."""
+    by_format: dict[str, str] = msgspec.field(default_factory=dict)
+    """For others, by the format's name."""
+
+    @classmethod
+    def own(cls, environ: Mapping[str, str]) -> Self:
+        """Where the calls of an agent with this environment go by themselves."""
+        openai = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE")
+        anthropic = environ.get("ANTHROPIC_BASE_URL") or environ.get("ANTHROPIC_API_BASE")
+        # Who reads these puts `/v1` behind them.
+        messages = f"{anthropic.rstrip('/')}/v1" if anthropic else ANTHROPIC
+        return cls(default=openai or None, by_format={"messages": messages})
 
 
 class Lease(Record, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from lightning_core.engine import Endpoint
 from lightning_core.gateway import GatewayLimits
 from lightning_core.gateway.strategy import CompiledStrategy
 from lightning_core.rollout import Mode
-from lightning_core.strategy import PromptTemplate, Strategy
+from lightning_core.strategy import Message, ModelChoice, PromptTemplate, Strategy
 from lightning_core.testing import ScriptedServer
 from lightning_core.trace import CallErrorKind
 from lightning_core.wire import ServedPolicy
@@ -223,6 +223,19 @@ async def test_a_policy_that_is_asked_by_chat_is_told_its_key_as_openai_is(site,
     assert (sent.get("x-api-key"), sent["authorization"]) == (None, "Bearer sk-policy")
 
 
+@pytest.mark.parametrize("action", ["", "/count_tokens"])
+async def test_an_upstream_of_its_own_has_the_calls_of_its_format(site, make_upstream, action):
+    for_chat, for_messages = await make_upstream(), await make_upstream()
+    for each in (for_chat, for_messages):
+        each.handler = reply_with(whole({**completion(), **MESSAGE, "input_tokens": 9}))
+    session = {"upstream": f"{for_chat.url}/v1", "upstreams": {"messages": f"{for_messages.url}/a/v1"}}  # fmt: skip
+    site.open(**session)
+    assert (await site.ask(SAID, path=f"/messages{action}"))[0] == 200
+    assert (await site.ask({"model": "gpt", "messages": SAID["messages"]}))[0] == 200
+    assert [each.path for each in for_messages.received] == [f"/a/v1/messages{action}"]
+    assert [each.path for each in for_chat.received] == ["/v1/chat/completions"]
+
+
 # Counts of tokens ----------------------------------------------------------------------------------------------------
 
 COUNTED = {name: SAID[name] for name in ("model", "messages")}
@@ -267,6 +280,41 @@ async def test_tokens_are_counted_by_an_upstream_that_speaks_only_chat(site, ups
     upstream.handler = handler
     status, data, _ = await site.ask(COUNTED, path="/messages/count_tokens")
     assert (status, json.loads(data)) == (200, {"input_tokens": 4})
+
+
+LONG = PromptTemplate(
+    original="Be {how}.",
+    template="Always be {how}, in every reply.",
+    demonstrations=((Message(role="user", content="a"), Message(role="assistant", content="b")),),
+)
+LONGER = CompiledStrategy(
+    Strategy(prompt_templates={"long": LONG}, models={"*": ModelChoice(model="big", max_tokens=9)})
+)
+REWRITTEN = ["Always be kind, in every reply.", "a", "b", "hi"]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("native", [True, False])
+async def test_what_a_strategy_would_send_is_counted(site, upstream, mode, native):
+    gives = frozenset({Capability.MESSAGES} if native else ())
+    site.gateway.policies.set(policy_at(upstream.url, capabilities=gives))
+    site.open(mode, upstream=f"{upstream.url}/v1", strategy=LONGER)
+
+    async def handler(received, writer):
+        known = native or received.path == "/tokenize"
+        counted = {"input_tokens": 9, "count": 9}
+        writer.write(whole(counted) if known else whole({}, 404))
+        await writer.drain()
+
+    upstream.handler = handler
+    asked = {**COUNTED, "system": "Be kind."}
+    status, data, _ = await site.ask(asked, path="/messages/count_tokens")
+    assert (status, json.loads(data)["input_tokens"]) == (200, 9)
+    sent = upstream.received[-1].json
+    system = [] if "system" not in sent else [sent["system"]]
+    assert system + [message["content"] for message in sent["messages"]] == REWRITTEN
+    assert ("system" in sent, "max_tokens" in sent) == (native, False)
+    assert sent["model"] == ("policy" if mode is Mode.TRAIN else "big")
 
 
 async def test_a_server_that_cannot_count_says_so(site):

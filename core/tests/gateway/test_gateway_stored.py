@@ -13,7 +13,7 @@ from lightning_core.rollout import Budget, Mode
 from lightning_core.testing import Error, Hang, ScriptedServer, Text, ToolCall, ToolCalls, tokenize
 from lightning_core.trace import CallErrorKind
 
-from .conftest import policy_at, replies, reply_with, stream_of, whole
+from .conftest import completion, policy_at, replies, reply_with, stream_of, whole
 
 IDS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STREAM_TOKEN_IDS})
 ASKED = {"model": "gpt", "input": "hi", "background": True}
@@ -81,6 +81,27 @@ async def test_what_ran_in_the_background_can_be_gone_on_with(train, client, mod
     assert [m["role"] for m in call.messages] == ["user", "assistant", "tool"]
 
 
+async def test_what_is_gone_on_with_has_none_of_the_reply_s_empty_fields(site, client, upstream):
+    site.gateway.policies.set(policy_at(upstream.url))
+    site.open(Mode.TRAIN)
+    text, calling = completion("hello"), completion(None)
+    text["choices"][0]["message"] |= {"refusal": None, "audio": None, "tool_calls": []}
+    tool = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calling["choices"][0]["message"] |= {"tool_calls": [tool], "reasoning": None}
+    upstream.handler = replies(whole(text), whole(calling), whole(completion("bye")))
+    first = await client.create(model="gpt", input="hi")
+    second = await client.create(model="gpt", input="more", previous_response_id=first.id)
+    answer = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    await client.create(model="gpt", input=[answer], previous_response_id=second.id)
+    assert upstream.received[-1].json["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": None, "tool_calls": [tool]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]
+
+
 async def test_a_response_in_the_foreground_is_kept_too(train, client, model):
     model.enqueue(ToolCalls([ToolCall("add", {"a": 1})], text="Adding."))
     said = await client.create(model="gpt", input="hi")
@@ -105,7 +126,17 @@ async def test_a_response_in_the_background_may_fail(train, client, model):
     model.enqueue(Error(500))
     ended = await _polled(client, await client.create(**ASKED))
     assert (ended.status, ended.error.message) == ("failed", "scripted error 500")
-    assert (await train.call()).status == 500
+    call = await train.call()
+    # The agent was told that it is to run.
+    assert (call.status, call.error.kind, call.error.status) == (200, CallErrorKind.STATUS, 500)
+
+
+async def test_a_response_in_the_background_whose_upstream_is_away_was_still_answered(site, client):
+    site.gateway.policies.set(policy_at("http://127.0.0.1:9", capabilities=IDS))
+    site.open(Mode.TRAIN)
+    assert (await _polled(client, await client.create(**ASKED))).status == "failed"
+    call = await site.call()
+    assert (call.status, call.error.kind, call.error.status) == (200, CallErrorKind.REFUSED, 502)
 
 
 async def test_what_cannot_be_asked_is_refused_before_it_is_queued(train, client, model):
@@ -258,6 +289,21 @@ async def test_a_poll_of_an_earlier_servers_call_brings_its_end(site, client, up
     site.open(upstream=f"{upstream.url}/v1", earlier=earlier)
     await client.retrieve("resp_native")
     assert (await site.call()).text == "hey"
+
+
+async def test_a_response_that_failed_at_the_upstream_has_its_message_in_the_record(
+    site, client, upstream
+):
+    site.open(upstream=f"{upstream.url}/v1")
+    failed = _native("failed", error={"code": "server_error", "message": "out of memory"})
+    upstream.handler = replies(whole({**failed, "background": False}), whole(_native("queued")), whole(failed))  # fmt: skip
+    await client.create(model="gpt", input="hi")
+    await client.create(**ASKED)
+    await client.retrieve("resp_native")
+    for call in await site.calls():
+        assert (call.complete, call.status, call.error.kind, call.error.message) == (
+            False, 200, CallErrorKind.CUT, "out of memory",
+        )  # fmt: skip
 
 
 async def test_the_prompt_of_a_native_call_is_recorded_whole(site, client, upstream):

@@ -135,6 +135,26 @@ async def test_a_role_is_only_matched_by_slots_of_it(ask):
     assert call.strategy.applied == ("user", "developer", "system")
 
 
+@pytest.mark.parametrize(("role", "other"), [("system", "developer"), ("developer", "system")])
+async def test_system_and_developer_are_names_of_one_thing(ask, role, other):
+    slot = PromptTemplate(original="{x}, same", template="other {x}", role=other)
+    sent, call = await ask(strategy(slot=slot), said(role, "1, same", "user", "2, same"))
+    assert contents(sent) == ["other 1", "2, same"]
+    assert (call.strategy.applied, call.strategy.unmatched) == (("slot",), 0)
+
+
+@pytest.mark.parametrize(("role", "other"), [("system", "developer"), ("developer", "system")])
+async def test_a_slot_of_the_very_role_goes_first(ask, role, other):
+    longer = PromptTemplate(original="{x}, same", template="other {x}", role=other)
+    own = PromptTemplate(original="{x}e", template="own {x}", role=role)
+    sent, _ = await ask(strategy(longer=longer, own=own), said(role, "1, same"))
+    assert contents(sent) == ["own 1, sam"]
+
+
+def test_a_slot_is_listed_once():
+    assert strategy(write=WRITE, ask=ASK).slots("") == ["write", "ask"]
+
+
 async def test_each_text_among_the_parts_of_a_message_is_looked_at(ask):
     image = {"type": "image_url", "image_url": {"url": "data:,x"}}
     parts = [{"type": "text", "text": "Question: a"}, image,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import time
 
 import pytest
 from hypothesis import given
@@ -79,6 +81,38 @@ def test_an_event_that_lacks_its_end_passes_at_the_close():
     sieve = CHAT.stream_filter(Prepared(body=b"", hide_usage=True))
     assert sieve.feed(b'data: {"choices":[],"us') == b""
     assert sieve.close() == b'data: {"choices":[],"us'
+
+
+def cpu_seconds(work):
+    """The least CPU time of some runs, in seconds."""
+    times = []
+    for _ in range(5):
+        begun = time.process_time()
+        work()
+        times.append(time.process_time() - begun)
+    return min(times)
+
+
+def test_the_cost_of_editing_grows_with_the_events_of_a_chunk_and_no_faster():
+    def cost(events):
+        data = event(chunk({"content": "[]"}, token_ids=[1])) * events
+        sieve = StreamFilter(re.compile(rb"\[\]"), bytes)
+        return cpu_seconds(lambda: sieve.feed(data))
+
+    assert cost(32_000) < 24 * cost(4_000)
+
+
+def test_the_cost_of_a_long_event_grows_with_its_length_and_no_faster():
+    def cost(chunks):
+        pieces = [b"x" * 1024] * chunks
+
+        def work():
+            sieve = StreamFilter(re.compile(rb"\[\]"), bytes)
+            assert len(passed(sieve, pieces)) == chunks * 1024
+
+        return cpu_seconds(work)
+
+    assert cost(4000) < 24 * cost(500)
 
 
 def test_tool_calls_are_assembled():

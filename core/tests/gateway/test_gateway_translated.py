@@ -33,7 +33,7 @@ from lightning_core.testing import (
 )
 from lightning_core.trace import CallErrorKind, TokenSource, Trace
 
-from .conftest import chunk, event, policy_at, reply_with, whole
+from .conftest import chunk, completion, event, policy_at, reply_with, whole
 
 IDS = frozenset(
     {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STREAM_TOKEN_IDS, Capability.TOOLS}
@@ -179,6 +179,28 @@ async def test_ids_are_captured_where_the_upstream_has_none_in_streams(
     assert "stream" not in model.requests[0].json or model.requests[0].json["stream"] is False
     call = await site.call()
     assert call.choices[0].token_ids[:-1] == tokenize("hello there")
+
+
+@pytest.mark.parametrize("named", ["stop_reason", "matched_stop"])
+async def test_a_stream_that_is_made_of_a_whole_reply_says_which_text_ended_it(
+    site, upstream, named, open_client
+):
+    site.gateway.policies.set(
+        policy_at(upstream.url, capabilities=frozenset({Capability.TOKEN_IDS}))
+    )
+    site.open(Mode.TRAIN)
+    reply = completion("hello")
+    reply["choices"][0] |= {named: "END", "token_ids": [1, 2]}
+    upstream.handler = reply_with(whole(reply))
+    client = open_client("messages", site)
+    asked = {**SAID, "stop_sequences": ["END"]}
+    plain = await client.create(**asked)
+    async with client.stream(**asked) as stream:
+        final = await stream.get_final_message()
+    for message in (plain, final):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+    _, call = await site.calls()
+    assert (call.stream, call.choices[0].token_ids) == (True, (1, 2))
 
 
 @pytest.fixture

@@ -137,11 +137,12 @@ def test_messages_are_rewritten_by_role_and_other_items_stay():
 
 
 @pytest.mark.parametrize("kind", ["input_text", "output_text"])
-def test_a_developers_text_is_its_own_role(kind):
+@pytest.mark.parametrize("role", ["developer", "system"])
+def test_a_developers_text_is_rewritten_by_slots_of_either_leading_role(kind, role):
     items = [{"role": "developer", "content": [{"type": kind, "text": "You are Ada."}]}]
-    assert rewritten({"input": items}) == {}
     expected = [{"role": "developer", "content": [{"type": kind, "text": "Be Ada!"}]}]
-    assert rewritten({"input": items}, role="developer") == {"input": expected}
+    assert rewritten({"input": items}, role=role) == {"input": expected}
+    assert rewritten({"input": items}, role="user") == {}
 
 
 def test_examples_come_after_the_leading_items():

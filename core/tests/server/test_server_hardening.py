@@ -244,8 +244,9 @@ async def test_a_worker_cannot_send_observed_calls_to_a_host_that_is_not_allowed
                 "http://user:pw@host/v1",
                 "ftp://host",
             ):
-                with pytest.raises(WireError):
-                    await worker.lease("w", capacity=1, wait=0, upstream=upstream)
+                for named in ({"upstream": upstream}, {"upstreams": {"messages": upstream}}):
+                    with pytest.raises(WireError, match="upstream"):
+                        await worker.lease("w", capacity=1, wait=0, **named)
             (lease,) = await worker.lease(
                 "w", capacity=1, wait=0, upstream=f"http://127.0.0.1:{port}/v1"
             )

@@ -14,7 +14,7 @@ from lightning_core.plugins import installed
 from lightning_core.rollout import Cause, Mode, Rollout, RolloutStatus
 from lightning_core.server.app import Server, ServerConfig
 from lightning_core.task import Task
-from lightning_core.testing import Error, Text
+from lightning_core.testing import Error, ScriptedServer, Text
 from lightning_core.tokens import Claims, Scope, TokenSigner
 from lightning_core.worker import Worker
 
@@ -246,3 +246,25 @@ graph = builder.compile()
     assert trace.attempt.cause is Cause.SUCCESS, trace.attempt.error
     assert [c.node for c in trace.calls] == ["write"]
     assert "fine" in json.dumps(trace.output)
+
+
+async def test_each_format_of_an_observed_program_goes_where_it_went(
+    site, scripted_server, monkeypatch
+):
+    """A program that is not hooked knows the addresses alone."""
+    async with ScriptedServer() as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", scripted_server.base_url)
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", f"{other.url}/")
+        ask = (
+            'ask() { curl -s "$1" -H "content-type: application/json" -H "x-api-key: own" -d "$2"; };'
+            ' said=\'"model": "m", "messages": [{"role": "user", "content": "hi"}]\';'
+            ' ask "$ANTHROPIC_BASE_URL/v1/messages" "{\\"max_tokens\\": 9, $said}";'
+            ' ask "$OPENAI_BASE_URL/chat/completions" "{$said}"'
+        )
+        async with site.worker(Command(("sh", "-c", ask))):
+            (trace,) = await site.ended(await site.enqueue("x"))
+        assert [call.dialect for call in trace.calls] == ["messages", "chat"]
+        assert [call.target for call in trace.calls] == [
+            f"{each.base_url}/chat/completions" for each in (other, scripted_server)
+        ]
+    assert trace.attempt.upstreams == {"messages": other.base_url}

@@ -37,7 +37,7 @@ from lightning_core.sampling import DEFAULT_MAX_TOKENS, SamplingPolicy
 from lightning_core.settings import Settings
 from lightning_core.task import Task
 from lightning_core.trace import Trace
-from lightning_core.wire import Finish, Lease, ServedPolicy
+from lightning_core.wire import Finish, Lease, ServedPolicy, Upstreams
 from lightning_core.worker.adapters import child_adapters
 from lightning_core.worker.foreground import ForegroundProcess
 from lightning_core.worker.process import Exit
@@ -135,6 +135,7 @@ async def _trace(
                     val=sampling,
                 )
             )
+        own = Upstreams.own(os.environ)
         lease = await client.open_session(
             Rollout(
                 id=f"{config.name}:{uuid.uuid4().hex[:8]}",
@@ -144,7 +145,8 @@ async def _trace(
                 timeout=LONGEST,
             ),
             Task(id="command", input=shown),
-            upstream=os.environ.get("OPENAI_BASE_URL"),
+            upstream=own.default,
+            upstreams=own.by_format,
             timeout=LONGEST,
         )
         end = await _run(line, lease, base.url, client, base.engine)

@@ -11,7 +11,8 @@ from lightning_core.engine import Endpoint
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.asking import Services
 from lightning_core.gateway.dialects import TRANSLATORS, dialect_of, stored
-from lightning_core.gateway.dialects.base import Dialect, Prepared
+from lightning_core.gateway.dialects.base import Dialect, Prepared, Terms
+from lightning_core.gateway.dialects.chat import ChatDialect
 from lightning_core.gateway.dialects.messages import MessagesDialect
 from lightning_core.gateway.dialects.messages_translation import MessagesTranslator
 from lightning_core.gateway.dialects.models import SUFFIX as MODELS
@@ -19,7 +20,7 @@ from lightning_core.gateway.dialects.models import is_models_path, models_reply
 from lightning_core.gateway.headers import passed_back_lines, passed_on
 from lightning_core.gateway.http1 import Broken, Connection
 from lightning_core.gateway.incoming import Incoming
-from lightning_core.gateway.labels import TARGET
+from lightning_core.gateway.labels import TARGET, read_labels
 from lightning_core.gateway.outgoing import Outgoing, whole_reply
 from lightning_core.gateway.reading import read_fields
 from lightning_core.gateway.record import ended_call
@@ -43,6 +44,7 @@ COUNT = "/count_tokens"
 ROUTES = f"`GET …{MODELS}`, `GET …{stored.ROUTE}ID`, `POST …/messages{COUNT}`"
 """What is answered here, for a message."""
 _JSON = {"Content-Type": "application/json"}
+_CHAT = ChatDialect()
 
 
 class Aside:
@@ -95,7 +97,7 @@ class Aside:
         session, path = self._session, self._path
         if session.mode is not Mode.OBSERVE:
             return self._own(models_reply(path, session.gate.policy))
-        return await self._whole(self._observed(path[path.rindex(MODELS) :], OPENAI))
+        return await self._whole(self._observed(path[path.rindex(MODELS) :], "models", OPENAI))
 
     # Stored responses --------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Aside:
         assert dialect is not None  # the path has been looked at
         suffix = self._path[self._path.rindex(stored.ROUTE) :]
         if session.mode is Mode.OBSERVE:
-            target = self._observed(suffix, dialect.home)
+            target = self._observed(suffix, dialect.name, dialect.home)
             if self._speaks(target, dialect) is False:
                 raise stored.missing(named)
             reply = await self._send(target)
@@ -202,13 +204,14 @@ class Aside:
             base = endpoint.base_url.rstrip("/")
             if policy is not None and dialect.native in policy.capabilities:
                 target = self._services.targets.trusted(base + dialect.suffix + COUNT)
-                return await self._whole(target, body, endpoint, dialect)
+                sent = self._as_asked(dialect, body, endpoint)
+                return await self._whole(target, sent, endpoint, dialect)
             target = self._services.targets.trusted(base.removesuffix("/v1") + "/tokenize")
             return await self._tokenize(target, body, endpoint)
-        target = self._observed(dialect.suffix + COUNT, dialect.home)
+        target = self._observed(dialect.suffix + COUNT, dialect.name, dialect.home)
         speaks = self._speaks(target, dialect)
         if speaks is not False:
-            reply = await self._send(target, body=body)
+            reply = await self._send(target, body=self._as_asked(dialect, body))
             if speaks or reply.status not in NO_ROUTE:
                 return await self._passed_back(target, reply)
             await self._services.upstream.drop(target, reply)
@@ -226,9 +229,8 @@ class Aside:
             asked: dict[str, Any] = translator.tokenize(jsontext.decode(body))
         except (ValueError, msgspec.MsgspecError) as error:
             raise Refusal(400, "bad_request", str(error)) from None
-        if endpoint is not None:
-            asked["model"] = endpoint.model
-        reply = await self._send(target, endpoint, msgspec.json.encode(asked), translated=True)
+        sent = self._as_asked(_CHAT, msgspec.json.encode(asked), endpoint)
+        reply = await self._send(target, endpoint, sent, translated=True)
         data = await self._read(target, reply)
         try:
             if reply.status >= 400:
@@ -242,12 +244,25 @@ class Aside:
                 CallErrorKind.STATUS,
             ) from None
 
+    def _as_asked(self, dialect: Dialect, body: bytes, endpoint: Endpoint | None = None) -> bytes:
+        """`body` with the model and the prompt that a call would go upstream with."""
+        fields = read_fields(body, _JSON["Content-Type"])
+        terms = Terms(model=None if endpoint is None else endpoint.model)
+        session = self._session
+        if session.strategy is not None:
+            label = read_labels(self._request.headers).name
+            chooses = session.mode is not Mode.TRAIN
+            applied = session.strategy.apply(dialect, fields, label, chooses=chooses)
+            model = None if applied.choice is None else applied.choice.model
+            terms = Terms(model=model or terms.model, prompt=applied.prompt)
+        return dialect.prepare(body, fields, terms).body
+
     # The way upstream --------------------------------------------------------------------------------------------
 
-    def _observed(self, suffix: str, home: str) -> Target:
+    def _observed(self, suffix: str, name: str, home: str) -> Target:
         target, _ = self._services.targets.observed(
             self._named,
-            upstream=self._session.upstream,
+            upstream=self._session.upstream(name),
             path=self._path,
             suffix=suffix,
             query=self._request.query,

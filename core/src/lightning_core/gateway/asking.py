@@ -80,7 +80,7 @@ class Asking:
         dialect, chat_only = outcome.dialect, services.limits.chat_only and named is None
         target, is_own = services.targets.observed(
             named,
-            upstream=outcome.session.upstream,
+            upstream=outcome.session.upstream(dialect.name),
             path=self._path,
             suffix=dialect.suffix,
             query=outcome.agent.query,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lightning_core.gateway.headers import Line
 from lightning_core.gateway.incoming import Incoming
@@ -15,6 +15,8 @@ class Detached:
 
     takes_chunks = False
     keep_alive = False
+    status: Final = 200
+    """What the agent was answered with."""
 
     def __init__(self, request: Incoming) -> None:
         """

@@ -202,7 +202,8 @@ class Exchange:
 
         request = request_of(outcome.body)
         session.jobs[named] = Job(self, session.spawn(run()), request, frame.at)
-        return whole_reply(agent, 200, {"Content-Type": "application/json"}, frame.at("queued"))
+        kind = {"Content-Type": "application/json"}
+        return whole_reply(agent, Detached.status, kind, frame.at("queued"))
 
     # Ends --------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from lightning_core.gateway import jsontext
+from lightning_core.gateway.detached import Detached
 from lightning_core.gateway.dialects import stored
 from lightning_core.gateway.dialects.base import Dialect, Prepared, Reply
 from lightning_core.gateway.dialects.sampled import NOTE
@@ -195,6 +196,8 @@ def _reply_of(outcome: Outcome) -> tuple[Reply, CallError | None]:
 
 
 def _status_of(outcome: Outcome) -> int | None:
+    if isinstance(outcome.agent, Detached):
+        return Detached.status
     if outcome.refusal is not None:
         return outcome.refusal.status
     if outcome.relay is not None and outcome.relay.response is not None:

@@ -49,11 +49,9 @@ def read_reply(
             data = inflate(data)
         if status >= 400:
             return _read_error(data, status)
-        if not stream:
-            if whole:
-                return dialect.read(data), None
+        if not stream and not whole:
             return Reply(complete=False), None
-        reply = dialect.read_stream(data)
+        reply = dialect.read_stream(data) if stream else dialect.read(data)
     except (ValueError, TypeError, zlib.error, msgspec.MsgspecError) as error:
         kept = {"text": bounded(data.decode("utf-8", "replace"), _TEXT)}
         return Reply(complete=False, reply=kept), CallError(
@@ -64,7 +62,7 @@ def read_reply(
     if reply.failure is not None:
         failure = CallError(kind=CallErrorKind.CUT, status=status, message=bounded(reply.failure))
         return reply, failure
-    if whole and not reply.complete:
+    if stream and whole and not reply.complete:
         message = "the stream ended without its terminator"
         return reply, CallError(kind=CallErrorKind.CUT, status=status, message=message)
     return reply, None

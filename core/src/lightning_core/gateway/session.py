@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from lightning_core.gateway.limits import GatewayLimits
@@ -54,6 +55,7 @@ class Session:
         run: str = "",
         budget: Budget = Budget(),  # noqa: B008 - frozen
         upstream: str | None = None,
+        upstreams: Mapping[str, str] = MappingProxyType({}),
         earlier: Sequence[Call] = (),
         strategy: CompiledStrategy | None = None,
         tally: Tally | None = None,
@@ -67,6 +69,7 @@ class Session:
             run: its run, whose policy answers its train and val calls.
             budget: what the attempt may use.
             upstream: address, ending in `/v1`, of observed calls that do not say where they go.
+            upstreams: the same for those of some formats, by the format's name.
             earlier: calls that the attempt made before the server was started again; they count.
             strategy: what its calls are changed by.
             tally: counts what of the strategy matches.
@@ -80,7 +83,8 @@ class Session:
         self.deadline = deadline
         self.run = run
         self.budget = budget
-        self.upstream = upstream
+        self._upstream = upstream
+        self._upstreams = upstreams
         self.strategy = strategy
         self.earlier = earlier
         """The calls that an earlier server recorded, until the session is open."""
@@ -109,6 +113,10 @@ class Session:
         self._background: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    def upstream(self, dialect: str) -> str | None:
+        """Where observed calls of a format go that name no target; None stands for the format's own provider."""
+        return self._upstreams.get(dialect, self._upstream)
 
     @property
     def in_flight(self) -> int:

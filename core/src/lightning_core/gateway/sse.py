@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LONGEST_EVENT = 8 * 2**20
+_BEGUN = 3
+"""Bytes of a blank line that may have come before its last one."""
 
 
 def payloads(stream: bytes) -> list[bytes]:
@@ -46,33 +48,52 @@ class StreamFilter:
         """
         self._suspect = suspect
         self._edit = edit
-        self._held = b""
+        self._held: list[bytes] = []
+        self._size = 0
+        self._tail = b""
+        """The end of what is held, in which a blank line may have begun."""
 
     def feed(self, chunk: bytes) -> bytes:
         """What may be passed on now that `chunk` has come."""
         if not self._held and chunk.endswith(b"\n\n") and self._suspect.search(chunk) is None:
             return chunk  # whole events and nothing to edit: nearly always
-        buffer = self._held + chunk if self._held else chunk
-        end = _last_end(buffer)
-        if end == 0 and len(buffer) > _LONGEST_EVENT:
-            end = len(buffer)
-        self._held = buffer[end:]
-        ready = buffer[:end]
-        return self._edited(ready) if ready else ready
+        # Only the end of what is held is looked at again: a long event may come in many chunks.
+        recent = self._tail + chunk
+        end = _last_end(recent)
+        if end == 0 and self._size + len(chunk) > _LONGEST_EVENT:
+            end = len(recent)
+        if end == 0:
+            self._hold(chunk, recent)
+            return b""
+        end -= len(self._tail)
+        ready = b"".join([*self._held, chunk[:end]])
+        rest = chunk[end:]
+        self._held, self._size = [], 0
+        self._hold(rest, rest)
+        return self._edited(ready)
 
     def close(self) -> bytes:
         """What is left when the stream has ended: an event without its blank line, or nothing."""
-        held, self._held = self._held, b""
+        held = b"".join(self._held)
+        self._held, self._size, self._tail = [], 0, b""
         return held
+
+    def _hold(self, piece: bytes, recent: bytes) -> None:
+        """Keep `piece`, with which `recent` ends."""
+        if piece:
+            self._held.append(piece)
+        self._size += len(piece)
+        self._tail = recent[-_BEGUN:]
 
     def _edited(self, block: bytes) -> bytes:
         """`block`, a number of whole events, with those edited that may need it."""
         pieces: list[bytes] = []
         done = 0
+        plain = b"\r" not in block
         for match in self._suspect.finditer(block):
             if match.start() < done:
                 continue  # in the event just edited
-            start = _start_of_event(block, done, match.start())
+            start = _start_of_event(block, done, match.start(), plain=plain)
             end = _end_of_event(block, match.end())
             pieces += block[done:start], self._edit(block[start:end])
             done = end
@@ -82,8 +103,8 @@ class StreamFilter:
         return b"".join(pieces)
 
 
-def _start_of_event(block: bytes, floor: int, position: int) -> int:
-    if b"\r" not in block:
+def _start_of_event(block: bytes, floor: int, position: int, *, plain: bool) -> int:
+    if plain:  # no line end has a carriage return
         found = block.rfind(b"\n\n", floor, position)
         return floor if found < 0 else found + 2
     start = floor

@@ -82,7 +82,7 @@ class CompiledStrategy:
     def slots(self, label: str) -> list[str]:
         """The names of the slots that calls of `label` may match."""
         by_role = self._by_label.get(label, self._others)
-        return [slot.name for slots in by_role.values() for slot in slots]
+        return list(dict.fromkeys(slot.name for slots in by_role.values() for slot in slots))
 
     def apply(self, dialect: Dialect, fields: Fields, label: str, *, chooses: bool) -> Applied:
         """What it changes in a call, which stays as it is; nothing where the format has no prompt.
@@ -100,7 +100,7 @@ class CompiledStrategy:
         models = self.strategy.models
         key = label if label in models else _ALL_OTHERS
         choice = models.get(key) if chooses else None
-        lost = bool(rewriting.examples()) and not dialect.takes_examples
+        lost = not dialect.takes_examples and bool(rewriting.examples())
         use = StrategyUse(
             digest=self.digest,
             applied=tuple(rewriting.applied),
@@ -158,7 +158,13 @@ def _compiled(name: str, template: PromptTemplate) -> _Slot:
 
 
 def _by_role(slots: Sequence[tuple[str, _Slot]]) -> dict[str, list[_Slot]]:
+    """The slots that texts of each role may match, those of the very role first."""
     found: dict[str, list[_Slot]] = {}
     for role, slot in slots:
         found.setdefault(role, []).append(slot)
-    return found
+    # The two are one thing, and what an agent calls `developer` is `system` once it is put into chat completions.
+    leading = {role: found.get(role, []) for role in sorted(LEADING)}
+    return found | {
+        role: [*own, *(slot for other in leading if other != role for slot in leading[other])]
+        for role, own in leading.items()
+    }

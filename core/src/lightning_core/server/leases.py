@@ -17,7 +17,7 @@ from lightning_core.server.strategies import Strategies
 from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.trace import Call
-from lightning_core.wire import EventKind
+from lightning_core.wire import EventKind, Upstreams
 
 LEASE_SECONDS: Final = 30.0
 """Seconds without a heart-beat after which an attempt is lost."""
@@ -86,7 +86,7 @@ class Leases:
         self._hold(attempt, rollout, calls)
 
     def grant(
-        self, rollout: Rollout, number: int, worker: str, upstream: str | None
+        self, rollout: Rollout, number: int, worker: str, upstreams: Upstreams
     ) -> tuple[Attempt, Rollout]:
         """Lease attempt `number` of a rollout to a worker; to be announced before anyone hears of it."""
         now = time.time()
@@ -100,7 +100,8 @@ class Leases:
             started_at=now,
             deadline=now + rollout.timeout,
             lease_until=now + self.seconds,
-            upstream=upstream,
+            upstream=upstreams.default,
+            upstreams=upstreams.by_format,
         )
         rollout = msgspec.structs.replace(rollout, status=RolloutStatus.RUNNING)
         self._hold(attempt, rollout)
@@ -203,6 +204,7 @@ class Leases:
                 deadline=attempt.deadline,
                 budget=rollout.budget,
                 upstream=attempt.upstream,
+                upstreams=attempt.upstreams,
                 strategy=strategy,
                 tally=tally,
             )

@@ -22,7 +22,7 @@ from lightning_core.server.rules import ended_by_agent, exit_text, put_down, ref
 from lightning_core.server.strategies import Strategies
 from lightning_core.store.base import Store
 from lightning_core.task import Task
-from lightning_core.wire import EventKind, Finish
+from lightning_core.wire import EventKind, Finish, Upstreams
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Scheduler:
         *,
         capacity: int,
         wait: float,
-        upstream: str | None,
+        upstreams: Upstreams,
         run: str | None = None,
     ) -> list[tuple[Attempt, Rollout, Task]]:
         """Up to `capacity` attempts, of one run where named, waiting up to `wait` seconds for the first.
@@ -255,7 +255,7 @@ class Scheduler:
         self._leases.refuse_gone(worker)
         granted: list[tuple[Attempt, Rollout]] = []
         while len(granted) < capacity and (rollout := self.queue.take(run)) is not None:
-            granted.append(self._grant(rollout, worker, upstream))
+            granted.append(self._grant(rollout, worker, upstreams))
         announcing = asyncio.ensure_future(self._leases.announce(granted))
         try:
             return await asyncio.shield(announcing)
@@ -279,7 +279,7 @@ class Scheduler:
                 await self._put_in_queue(rollout, first=True)
 
     async def open_session(
-        self, rollout: Rollout, task: Task, *, worker: str, upstream: str | None
+        self, rollout: Rollout, task: Task, *, worker: str, upstreams: Upstreams
     ) -> tuple[Attempt, Rollout, Task]:
         """Store a rollout and lease it to the caller at once.
 
@@ -292,7 +292,7 @@ class Scheduler:
             await self._strategies.require(rollout)
             await self._store.put(task, run=rollout.run)
             fresh = msgspec.structs.replace(rollout, created_at=time.time())
-            return (await self._leases.announce([self._grant(fresh, worker, upstream)]))[0]
+            return (await self._leases.announce([self._grant(fresh, worker, upstreams)]))[0]
 
     def heartbeat(self, attempt_id: str, fence: int) -> tuple[float, bool]:
         """Renew a lease: until when it lasts, and whether the attempt is to be cancelled.
@@ -345,10 +345,10 @@ class Scheduler:
         return None
 
     def _grant(
-        self, rollout: Rollout, worker: str, upstream: str | None
+        self, rollout: Rollout, worker: str, upstreams: Upstreams
     ) -> tuple[Attempt, Rollout]:
         number = self._numbers[rollout.id] = self._numbers.get(rollout.id, 0) + 1
-        return self._leases.grant(rollout, number, worker, upstream)
+        return self._leases.grant(rollout, number, worker, upstreams)
 
     async def _end_attempt(self, held: Held, report: Finish) -> RolloutStatus:
         attempt = held.attempt

@@ -25,7 +25,7 @@ from lightning_core.store.base import Store
 from lightning_core.task import Task
 from lightning_core.tokens import Claims, Scope, TokenSigner
 from lightning_core.trace import Span
-from lightning_core.wire import Finish, Heartbeat, Lease
+from lightning_core.wire import Finish, Heartbeat, Lease, Upstreams
 
 _SESSION_SLACK: Final = 120.0
 """Seconds after the deadline for which a session's token is good: its spans may come last."""
@@ -60,12 +60,11 @@ class WorkerRoutes:
         }
 
     async def _lease(self, request: Request) -> object:
-        upstream = request.body.get("upstream")
         granted = await self._scheduler.lease(
             request.field("worker", str),
             capacity=request.field("capacity", int),
             wait=min(request.field("wait", float), LONGEST_WAIT),
-            upstream=_without_credentials(upstream),
+            upstreams=_upstreams(request),
             run=request.optional("run", str),
         )
         return {"leases": [self._as_lease(request, *grant) for grant in granted]}
@@ -79,7 +78,7 @@ class WorkerRoutes:
                 rollout,
                 request.field("task", Task),
                 worker="session",
-                upstream=_without_credentials(request.body.get("upstream")),
+                upstreams=_upstreams(request),
             )
         )
         return self._as_lease(request, *granted)
@@ -143,9 +142,16 @@ class WorkerRoutes:
         return {"stored": len(spans)}
 
 
-def _without_credentials(url: Json) -> str | None:
-    if url is None:
-        return None
+def _upstreams(request: Request) -> Upstreams:
+    default = request.body.get("upstream")
+    named = request.optional("upstreams", dict[str, Json]) or {}
+    return Upstreams(
+        default=None if default is None else _without_credentials(default),
+        by_format={name: _without_credentials(url) for name, url in named.items()},
+    )
+
+
+def _without_credentials(url: Json) -> str:
     if not isinstance(url, str):
         raise WireError(f"upstream: expected a URL but got {url!r}", 400)
     parts = urlsplit(url)

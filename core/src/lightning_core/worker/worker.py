@@ -15,7 +15,7 @@ from lightning_core.adapter import Adapter
 from lightning_core.agents import Command, agent_name, find_adapter, unwrapped
 from lightning_core.client import Client
 from lightning_core.errors import AgentError, WireError
-from lightning_core.wire import Lease
+from lightning_core.wire import Lease, Upstreams
 from lightning_core.worker.adapters import child_adapters, with_own
 from lightning_core.worker.attempt import REPORT_PATIENCE, STOP_SECONDS, AttemptRun
 from lightning_core.worker.command import CommandExecutor
@@ -152,12 +152,14 @@ class Worker:
         pause = _PAUSE
         while True:
             free = await self._free_places()
+            own = Upstreams.own(os.environ)
             try:
                 leases = await self._client.lease(
                     self.name,
                     capacity=free,
                     wait=_POLL_SECONDS,
-                    upstream=os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE"),
+                    upstream=own.default,
+                    upstreams=own.by_format,
                     run=self._for_run,
                 )
             except WireError as error:

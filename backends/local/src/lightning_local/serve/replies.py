@@ -73,7 +73,7 @@ class Reply:
                 choice["text"] = text
             choice["logprobs"] = self._show(index, tokens)
             choice["finish_reason"] = reason
-            choice["stop_reason"] = None
+            choice["stop_reason"] = own[-1].stop_reason
             if self._token_ids:
                 choice["token_ids"] = [token.id for token in tokens]
                 if not self._chat:
@@ -124,6 +124,8 @@ class Reply:
                     ]
             choice["logprobs"] = self._show(index, delta.tokens)
             choice["finish_reason"] = ends
+            if ends is not None:
+                choice["stop_reason"] = delta.stop_reason
             if self._token_ids:
                 choice["token_ids"] = [token.id for token in delta.tokens]
             made.append(self._chunk(index, choice, weights_version))

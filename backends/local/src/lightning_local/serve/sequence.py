@@ -26,6 +26,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """Text that became final; without the stop text."""
     finish_reason: FinishReason | None = None
     """Set on a choice's last delta."""
+    stop_reason: str | int | None = None
+    """The stop text, or the token of `stop_token_ids`, that ended the choice; None where neither did."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -100,13 +102,12 @@ class Sequence:
         """Take the sampled token; says what the client gets, and whether the choice has ended."""
         params = self.params
         self.tokens.append(token.id)
-        ended = (
-            token.id in self.eos and not params.ignore_eos
-        ) or token.id in params.stop_token_ids
+        at_end = token.id in self.eos and not params.ignore_eos
+        at_stop = token.id in params.stop_token_ids
         # The text of an end token is never part of the completion.
-        piece = "" if ended else self._text.push(token.id)
+        piece = "" if at_end or at_stop else self._text.push(token.id)
         reason: FinishReason | None = None
-        if ended or self._text.stopped is not None:
+        if at_end or at_stop or self._text.stopped is not None:
             reason = "stop"
         elif len(self.tokens) >= params.max_tokens:
             reason = "length"
@@ -115,4 +116,9 @@ class Sequence:
             if self._text.stopped is not None:
                 reason = "stop"
         self.finished = reason is not None
-        return Delta(index=self.index, tokens=(token,), text=piece, finish_reason=reason)
+        stop: str | int | None = self._text.stopped
+        if stop is None and at_stop and not at_end:
+            stop = token.id
+        return Delta(
+            index=self.index, tokens=(token,), text=piece, finish_reason=reason, stop_reason=stop
+        )

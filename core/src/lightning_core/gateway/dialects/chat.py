@@ -12,6 +12,8 @@ from lightning_core.gateway.dialects.sampled import SampledDialect
 
 _QUOTE = ord('"')
 _NULL = msgspec.Raw(b"null")
+_STOPS = ("stop_reason", "matched_stop")
+"""Where vLLM and SGLang say which text ended a choice."""
 _list = msgspec.json.Decoder(list[Fields])
 _string = msgspec.json.Decoder(str)
 
@@ -63,7 +65,8 @@ class ChatDialect(SampledDialect):
         for number, tool in enumerate(tools):
             yield {"delta": {"tool_calls": [{"index": number, **tool}]}, **tokens}
             tokens = {}
-        yield {"delta": {}, **tokens, "finish_reason": choice.get("finish_reason")}
+        stops = {key: choice[key] for key in _STOPS if key in choice}
+        yield {"delta": {}, **tokens, "finish_reason": choice.get("finish_reason"), **stops}
 
     def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
         """See `Dialect.rewrite`. A message's text is its content, or each text among its parts."""

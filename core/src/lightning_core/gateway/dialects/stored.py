@@ -69,8 +69,15 @@ def conversation(call: Call) -> list[Message]:
     """What a request that names a Call's response goes on with: its prompt and its reply. `instructions`, of which the first
     message is made, hold for one request alone."""
     once = int(call.request.get("instructions") is not None)
-    reply = [{"role": "assistant", **call.choices[0].message}] if call.choices else []
-    return [*call.messages[once:], *reply]
+    return [*call.messages[once:], *(_as_sent(choice.message) for choice in call.choices[:1])]
+
+
+def _as_sent(message: Message) -> Message:
+    """A reply's message as one of a prompt. Servers reply with empty fields that they refuse to be sent."""
+    said = {name: value for name, value in message.items() if value is not None}
+    if not said.get("tool_calls", True):
+        del said["tool_calls"]
+    return {"role": "assistant", "content": None, **said}
 
 
 def unknown(named: str) -> Refusal:
