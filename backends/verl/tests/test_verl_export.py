@@ -132,7 +132,7 @@ def test_a_policy_file_says_what_it_was_trained_from_and_how(run, tmp_path):
 def test_another_base_model_is_refused_by_its_fingerprint(run, tmp_path):
     file = export(run, "policy.pt")
     make(tmp_path / "other", 7)
-    with pytest.raises(UsageError, match="is not the one that was trained"):
+    with pytest.raises(UsageError, match="was trained on another base model"):
         local.load_policy(file, base=str(tmp_path / "other"), device="cpu")
 
 
