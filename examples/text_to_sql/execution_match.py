@@ -14,12 +14,11 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-
-from lightning_core.trained.guard import guard
+from typing import Any
 
 Row = tuple[object, ...]
 
@@ -28,6 +27,27 @@ GOLD_TIMEOUT = 30.0
 MAX_GOLD_ROWS = 1_000_000
 """Rows that a gold query may return."""
 
+_ALLOWED = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+_DENIED_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
+# One instruction on long values can take long, and the deadline is looked at only between instructions.
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 250_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+}
+_INSTRUCTIONS_PER_CHECK = 50
+_TRIMS = ("trim", "ltrim", "rtrim")
+_FORMATS = ("printf", "format")
+# Possessive throughout: a pattern that tried again would itself take for ever.
+_SHORT_FORMAT = re.compile(
+    r"(?:[^%]++|%[-+ 0!#,]*+[0-9]{0,3}+(?:\.[0-9]{0,3}+)?+[a-zA-Z%])*+\Z", re.DOTALL
+)
 _REFUSED = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
 """What a query that cannot run raises; ValueError covers NUL characters and lone surrogates in its text."""
 
@@ -122,8 +142,41 @@ def read_only(
     address = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(address, uri=True, isolation_level=None, cached_statements=0)
     connection.text_factory = lambda data: data.decode(errors="ignore")
-    guard(connection, deadline, trusted=trusted)
+    if not trusted:
+        for limit, value in _LIMITS.items():
+            connection.setlimit(limit, value)
+        _guard_functions(connection)
+    connection.set_authorizer(_authorize)
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS_PER_CHECK)
     return connection
+
+
+def _guard_functions(connection: sqlite3.Connection) -> None:
+    """Bound the functions of which one call can take minutes whatever the limits: a `printf` of a width or precision
+    in the millions, a `trim` of many characters. Within the bounds it is SQLite's own function that answers."""
+
+    def guard(name: str, count: int, is_short: Callable[..., bool]) -> None:
+        def call(*values: object) -> Any:
+            if not is_short(*values):
+                raise ValueError(f"`{name}` of arguments that would take too long")
+            with closing(sqlite3.connect(":memory:")) as own:
+                marks = ", ".join("?" * len(values))
+                return own.execute(f"SELECT {name}({marks})", values).fetchone()[0]
+
+        connection.create_function(name, count, call, deterministic=True)
+
+    for name in _TRIMS:
+        guard(name, 2, lambda _text, characters: len(str(characters)) <= 1_000)
+    for name in _FORMATS:
+        guard(name, -1, lambda *values: not values or bool(_SHORT_FORMAT.match(str(values[0]))))
+
+
+def _authorize(action: int, _one: str | None, two: str | None, *_rest: str | None) -> int:
+    if action not in _ALLOWED:
+        return sqlite3.SQLITE_DENY
+    if action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in _DENIED_FUNCTIONS:
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK
 
 
 def _prepared(query: str, keep_distinct: bool) -> str:

@@ -29,13 +29,17 @@ def journal(tmp_path):
         yield journal
 
 
-def test_what_a_providers_reply_costs_need_not_be_said():
+def test_what_a_providers_reply_costs_need_not_be_said(journal, monkeypatch):
     asked = OptimizeConfig(backend="prompt", budget="1 USD", reflection_model="anthropic/claude-x")
     config = RunConfig(name="r", agent="a", created_at=0.0, reward="r", optimize=asked)
     assert plan_of(config).budget.usd == 1.0
-    other = OptimizeConfig(backend="prompt", budget="1 USD", reflection_model="openai/gpt-4.1")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    ReflectionModel("anthropic/claude-x", journal, priced=True)
     with pytest.raises(UsageError, match=r"what `gpt-4\.1` costs is not known"):
-        plan_of(RunConfig(name="r", agent="a", created_at=0.0, reward="r", optimize=other))
+        ReflectionModel("openai/gpt-4.1", journal, priced=True)
 
 
 def test_a_providers_key_is_in_its_own_variable(journal, monkeypatch):
