@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import contextlib
 import signal
 from typing import Any
 
@@ -16,6 +17,12 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    with contextlib.suppress(ImportError):  # Not where a plugin is tested alone.
+        import hypothesis  # noqa: PLC0415
+
+        # How long an example takes says more of the machine than of the code.
+        hypothesis.settings.register_profile("unhurried", hypothesis.settings(), deadline=None)
+        hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
