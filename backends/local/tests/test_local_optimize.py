@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lightning_core.capability import Capability
-from lightning_core.errors import LightningError, UsageError
+from lightning_core.errors import CapabilityError, LightningError, UsageError
 from lightning_core.folder import RunFolder
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.reward import Reward, RewardScope
@@ -332,5 +332,7 @@ async def test_what_cannot_be_is_one_error_that_names_it(tmp_path, folders, chan
 
 
 async def test_an_engine_without_token_ids_is_refused_with_the_reason(tmp_path, folders):
-    with pytest.raises(UsageError, match=r"cannot train model 'http://127.0.0.1:1/v1'"):
-        await optimized(tmp_path, folders, model="http://127.0.0.1:1/v1")
+    with pytest.raises(
+        CapabilityError, match=r"backend `local` needs `logprobs`, .* but engine `openai` gives"
+    ):
+        await optimized(tmp_path, folders, model="http://127.0.0.1:1/v1", engine_options={})
