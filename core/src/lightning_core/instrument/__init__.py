@@ -23,12 +23,14 @@ from lightning_core.instrument.context import (
     span,
     start_span,
 )
+from lightning_core.instrument.patches import Patches
 from lightning_core.instrument.sinks import HttpSink, ListSink
 
 __all__ = [
     "HttpSink",
     "ListSink",
     "OpenSpan",
+    "Patches",
     "Scope",
     "attempt",
     "child_environment",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SHARED = (
-    "bootstrap", "context", "openai_hook", "plain", "postimport", "propagate", "sinks", "variables",
+    "bootstrap", "context", "openai_hook", "patches", "plain", "postimport", "propagate", "sinks", "variables",
 )  # fmt: skip
 
 _looked: set[str] = set()

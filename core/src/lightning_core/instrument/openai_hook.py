@@ -8,18 +8,16 @@ and the SDK does not notice: it changes what it sends when its `base_url` is not
 from __future__ import annotations
 
 import re
-import sys
-import threading
 import uuid
 from contextvars import ContextVar
 from functools import partial, wraps
 from urllib.parse import quote, urlencode
 
-from . import context, postimport
+from . import context
+from .patches import Patches
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 # Only what a model answers. Files, images, batches and the like keep their way: the gateway has no format for them.
@@ -34,56 +32,6 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _MAX_LABEL = 512
 
 _call: ContextVar[str | None] = ContextVar("lightning_core_call", default=None)
-_lock = threading.RLock()
-_users = 0
-_cancels: list[Callable[[], None]] = []
-_patched: list[tuple[type, str, Any, Any]] = []
-
-
-def install() -> None:
-    """Hook both SDKs, now or as soon as they are imported. Each `install` wants one `uninstall`."""
-    global _users
-    with _lock:
-        _users += 1
-        if _users == 1:
-            for name in MODEL_CALLS:
-                _cancels.append(postimport.on_import(name, partial(_patch, name)))
-
-
-def uninstall() -> None:
-    """Undo one `install`; the last one restores exactly what the first one changed."""
-    global _users
-    with _lock:
-        if _users == 0:
-            raise RuntimeError("`openai_hook.uninstall` was called more often than `install`")
-        _users -= 1
-        if _users:
-            return
-        while _cancels:
-            _cancels.pop()()
-        while _patched:
-            owner, name, original, ours = _patched.pop()
-            # Somebody may have wrapped ours since: then it stays below theirs, and does nothing.
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-
-
-def _patch(name: str) -> None:
-    module: Any = sys.modules[name]
-    with _lock:
-        if _users == 0:
-            return
-        # The SDKs have no public place to rewrite a request that every client class shares: `_prepare_options` is
-        # overridden by some of them, and an `http_client` may be the user's own.
-        for owner, attribute, wrap in (
-            (module.BaseClient, "_build_request", partial(_wrap_build_request, MODEL_CALLS[name])),
-            (module.SyncAPIClient, "request", _wrap_request),
-            (module.AsyncAPIClient, "request", _wrap_async_request),
-        ):
-            original = vars(owner)[attribute]
-            ours = wrap(original)
-            setattr(owner, attribute, ours)
-            _patched.append((owner, attribute, original, ours))
 
 
 def _wrap_request(original: Any) -> Any:
@@ -114,7 +62,7 @@ def _wrap_build_request(calls: re.Pattern[bytes], original: Any) -> Any:
     @wraps(original)
     def _build_request(self: Any, options: Any, **kwargs: Any) -> Any:
         request = original(self, options, **kwargs)
-        scope = context.current() if _users else None
+        scope = context.current() if _patches.wanted else None
         if scope is not None and calls.search(request.url.raw_path):
             reroute(request, scope, retry=kwargs.get("retries_taken", 0))
         return request
@@ -146,3 +94,21 @@ def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
     request.headers["x-lightning-labels"] = urlencode(
         {name: str(value)[:_MAX_LABEL] for name, value in labels.items() if value is not None}
     )
+
+
+_patches = Patches(
+    "openai_hook",
+    # The SDKs have no public place to rewrite a request that every client class shares: `_prepare_options` is
+    # overridden by some of them, and an `http_client` may be the user's own.
+    [
+        place
+        for module, calls in MODEL_CALLS.items()
+        for place in (
+            (module, "BaseClient", "_build_request", partial(_wrap_build_request, calls)),
+            (module, "SyncAPIClient", "request", _wrap_request),
+            (module, "AsyncAPIClient", "request", _wrap_async_request),
+        )
+    ],
+)
+install = _patches.install
+uninstall = _patches.uninstall

@@ -10,71 +10,16 @@ from __future__ import annotations
 
 import os
 import sys
-import threading as _threading
 from contextvars import copy_context
 from functools import wraps
 
-from . import postimport
+from .patches import Patches
 
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 _ENV = 10  # The position of `env` among the arguments of `Popen`, `args` being 0.
-
-_lock = _threading.RLock()
-_users = 0
-_cancels: list[Callable[[], None]] = []
-_patched: list[tuple[type, str, Any, Any]] = []
-
-
-def install() -> None:
-    """Hook threads, pools and child processes. Each `install` wants one `uninstall`."""
-    global _users
-    with _lock:
-        _users += 1
-        if _users > 1:
-            return
-        for module, owner, name, wrap in (
-            ("threading", "Thread", "start", _wrap_start),
-            ("concurrent.futures.thread", "ThreadPoolExecutor", "submit", _wrap_submit),
-            ("subprocess", "Popen", "__init__", _wrap_popen),
-        ):
-            _cancels.append(postimport.on_import(module, _patcher(module, owner, name, wrap)))
-
-
-def uninstall() -> None:
-    """Undo one `install`; the last one restores exactly what the first one changed."""
-    global _users
-    with _lock:
-        if _users == 0:
-            raise RuntimeError("`propagate.uninstall` was called more often than `install`")
-        _users -= 1
-        if _users:
-            return
-        while _cancels:
-            _cancels.pop()()
-        while _patched:
-            owner, name, original, ours = _patched.pop()
-            # Somebody may have wrapped ours since: then it stays below theirs, and does nothing.
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-
-
-def _patcher(module: str, owner: str, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    # None of the three has a hook of its own for this before Python 3.14, and there only by an interpreter flag.
-    def patch() -> None:
-        with _lock:
-            if _users == 0:
-                return
-            cls = getattr(sys.modules[module], owner)
-            original = vars(cls)[name]
-            ours = wrap(original)
-            setattr(cls, name, ours)
-            _patched.append((cls, name, original, ours))
-
-    return patch
 
 
 def _wrap_start(original: Any) -> Any:
@@ -82,7 +27,7 @@ def _wrap_start(original: Any) -> Any:
     def start(self: Any) -> Any:
         # Where nothing has loaded `context` yet, no attempt was entered and there is nothing to carry.
         context = sys.modules.get(f"{__package__}.context")
-        if not _users or context is None or context.base() is None:
+        if not _patches.wanted or context is None or context.base() is None:
             return original(self)
         inherited = copy_context()
         own = vars(self).get("run")
@@ -112,7 +57,7 @@ def _wrap_start(original: Any) -> Any:
 def _wrap_submit(original: Any) -> Any:
     @wraps(original)
     def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not _users:
+        if not _patches.wanted:
             return original(self, fn, *args, **kwargs)
         # Outside an attempt too: the pool's thread may have been started within one, and carry its context.
         return original(self, copy_context().run, fn, *args, **kwargs)
@@ -126,7 +71,7 @@ def _wrap_popen(original: Any) -> Any:
         # Late, since every child process loads this module and few start another.
         from . import bootstrap, context  # noqa: PLC0415
 
-        scope = context.current() if _users else None
+        scope = context.current() if _patches.wanted else None
         if scope is not None:
             given = args[_ENV] if len(args) > _ENV else kwargs.get("env")
             base = os.environ if given is None else given
@@ -139,3 +84,16 @@ def _wrap_popen(original: Any) -> Any:
         original(self, *args, **kwargs)
 
     return __init__
+
+
+_patches = Patches(
+    "propagate",
+    # None of the three has a hook of its own for this before Python 3.14, and there only by an interpreter flag.
+    (
+        ("threading", "Thread", "start", _wrap_start),
+        ("concurrent.futures.thread", "ThreadPoolExecutor", "submit", _wrap_submit),
+        ("subprocess", "Popen", "__init__", _wrap_popen),
+    ),
+)
+install = _patches.install
+uninstall = _patches.uninstall

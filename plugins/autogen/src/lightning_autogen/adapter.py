@@ -49,7 +49,7 @@ class AutoGenAdapter(Adapter):
         """Label the calls of every agent and team of this process while the context is open."""
         from lightning_autogen import hooks
 
-        return hooks.installed()
+        return hooks.PATCHES
 
     async def run(self, agent: object, task: Task, context: RolloutContext) -> object:
         """Run a copy of the agent once, since agents and teams keep what was said.

@@ -50,7 +50,7 @@ class OpenAIAgentsAdapter(Adapter):
         """Label the calls of every run of this process while the context is open."""
         from lightning_openai_agents import hooks
 
-        return hooks.installed()
+        return hooks.PATCHES
 
     async def run(self, agent: object, task: Task, context: RolloutContext) -> object:
         """Run the agent once.
