@@ -11,29 +11,20 @@ from lightning_core.capability import Capability
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.base import (
     LEADING,
-    Dialect,
     Fields,
-    Prepared,
     Reply,
     Rewriter,
-    Terms,
 )
 from lightning_core.gateway.dialects.messages_arguments import INVALID
 from lightning_core.gateway.dialects.messages_blocks import Block, counted, finish_of, record_of
 from lightning_core.gateway.dialects.messages_events import error_body
-from lightning_core.gateway.dialects.request import (
-    chosen_changes,
-    max_token_changes,
-    sampling_changes,
-)
+from lightning_core.gateway.dialects.native import NativeDialect, events
 from lightning_core.gateway.dialects.sampled import message_of_error
-from lightning_core.gateway.dialects.translation import Sieve
 from lightning_core.gateway.refusal import Refusal
-from lightning_core.gateway.sse import payloads
 from lightning_core.provider import ANTHROPIC
+from lightning_core.sampling import SamplingPolicy
 from lightning_core.trace import Choice
 
-_MAX_TOKENS = ("max_tokens",)
 _NULL = msgspec.Raw(b"null")
 _GROWS = {
     "text_delta": "text",
@@ -42,8 +33,9 @@ _GROWS = {
 }
 
 
-class MessagesDialect(Dialect):
-    """`POST …/messages`. A choice's message is recorded in the form of chat completions."""
+class MessagesDialect(NativeDialect):
+    """`POST …/messages`. A choice's message is recorded in the form of chat completions. The format has no seed, and gives
+    neither token ids nor log-probabilities."""
 
     name = "messages"
     suffix = "/messages"
@@ -51,27 +43,13 @@ class MessagesDialect(Dialect):
     native = Capability.MESSAGES
     home = ANTHROPIC
     key_header = "x-api-key:"
+    max_token_fields = ("max_tokens",)
 
-    def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
-        """See `Dialect.prepare`. The format has no seed, and gives neither token ids nor log-probabilities."""
-        changes: dict[str, Any] = {}
-        if terms.model is not None:
-            changes["model"] = terms.model
-        if terms.sampling is not None:
-            changes |= sampling_changes(fields, terms.sampling, terms.index)
-            changes |= max_token_changes(fields, terms.sampling, _MAX_TOKENS)
-            changes.pop("seed", None)
-            if "seed" in fields and not terms.sampling.as_asked:
-                changes["seed"] = None
-        if terms.choice is not None:
-            changes |= chosen_changes(fields, terms.choice, _MAX_TOKENS)
-        changes |= terms.prompt
-        if changes:
-            sent: dict[str, Any] = {**fields, **changes}
-            kept = {name: value for name, value in sent.items() if value is not None}
-            body = msgspec.json.encode(kept)
-        stream = bytes(fields.get("stream", b"")) == b"true"
-        return Prepared(body=body, overrides=changes, stream=stream)
+    def fit(self, changes: dict[str, Any], fields: Fields, sampling: SamplingPolicy) -> None:
+        """See `NativeDialect.fit`."""
+        changes.pop("seed", None)
+        if "seed" in fields and not sampling.as_asked:
+            changes["seed"] = None
 
     def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
         """See `Dialect.rewrite`. `system` is a text of its role, or each text in it; results of tools stay."""
@@ -105,30 +83,9 @@ class MessagesDialect(Dialect):
     def read_stream(self, stream: bytes) -> Reply:
         """See `Dialect.read_stream`."""
         assembly = _Assembly()
-        data = payloads(stream)
-        for number, item in enumerate(data):
-            try:
-                value = jsontext.decode(item)
-            except ValueError:
-                if number + 1 < len(data):
-                    raise
-                break  # cut
-            if not isinstance(value, dict):
-                raise ValueError("an event is no object")
-            assembly.add(value)
+        for event in events(stream):
+            assembly.add(event)
         return assembly.reply()
-
-    def conceal(self, body: bytes, prepared: Prepared) -> bytes:
-        """See `Dialect.conceal`. There is nothing that the agent did not ask for."""
-        return body
-
-    def stream_filter(self, prepared: Prepared) -> Sieve | None:
-        """See `Dialect.stream_filter`."""
-        return None
-
-    def remake(self, body: bytes, prepared: Prepared) -> bytes:
-        """See `Dialect.remake`. `prepare` never asks for it."""
-        raise ValueError("a stream of `messages` is never made of a whole reply")
 
     def refusal(self, refusal: Refusal) -> bytes:
         """See `Dialect.refusal`."""

@@ -1,4 +1,4 @@
-"""What the run's sampling policy changes in a request."""
+"""What the terms of a call change in its request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_core.gateway.dialects.base import Fields
+from lightning_core.gateway.dialects.base import Fields, Terms
 from lightning_core.sampling import SAMPLING_FIELDS, SamplingPolicy
 from lightning_core.strategy import ModelChoice
 
@@ -75,3 +75,29 @@ def chosen_changes(fields: Fields, choice: ModelChoice, names: tuple[str, ...]) 
         sent = [name for name in names if bytes(fields.get(name, b"null")) != b"null"]
         changes |= dict.fromkeys(sent or names[-1:], choice.max_tokens)
     return changes
+
+
+def term_changes(fields: Fields, terms: Terms, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that model, sampling, a strategy's choice and its prompt change; None takes a field out.
+
+    Args:
+        fields: the agent's request.
+        terms: on what terms it goes upstream; a strategy's choice goes before the sampling policy.
+        names: the format's fields for the bound on tokens; the last one is added where the agent sent none.
+    """
+    changes: dict[str, Any] = {}
+    if terms.model is not None:
+        changes["model"] = terms.model
+    if terms.sampling is not None:
+        changes |= sampling_changes(fields, terms.sampling, terms.index)
+        changes |= max_token_changes(fields, terms.sampling, names)
+    if terms.choice is not None:
+        changes |= chosen_changes(fields, terms.choice, names)
+    changes |= terms.prompt
+    return changes
+
+
+def changed(fields: Fields, changes: dict[str, Any]) -> bytes:
+    """The body with its fields changed."""
+    body: dict[str, Any] = {**fields, **changes}
+    return msgspec.json.encode({key: value for key, value in body.items() if value is not None})

@@ -12,25 +12,16 @@ from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.assembly import make_choice
 from lightning_core.gateway.dialects.base import (
     LEADING,
-    Dialect,
     Fields,
-    Prepared,
     Reply,
     Rewriter,
-    Terms,
 )
-from lightning_core.gateway.dialects.request import (
-    chosen_changes,
-    max_token_changes,
-    sampling_changes,
-)
+from lightning_core.gateway.dialects.native import NativeDialect, events
 from lightning_core.gateway.dialects.responses_items import Item, as_list, message_of
 from lightning_core.gateway.dialects.responses_reply import INCOMPLETE
 from lightning_core.gateway.dialects.sampled import message_of_error
-from lightning_core.gateway.dialects.translation import Sieve
-from lightning_core.gateway.sse import payloads
+from lightning_core.sampling import SamplingPolicy
 
-_MAX_TOKENS = ("max_output_tokens",)
 _NO_FIELD = ("top_k", "seed")
 _ECHOED = frozenset({"instructions", "tools"})
 _DONE = b"[DONE]"
@@ -45,33 +36,22 @@ _DELTAS: Final = {
 _FINISH: Final = {reason: word for word, reason in INCOMPLETE.items()}
 
 
-class ResponsesDialect(Dialect):
+class ResponsesDialect(NativeDialect):
     """`POST …/responses`. A choice's message is recorded in the form of chat completions, items that it cannot say in the
-    reply's `output`. What a reply repeats of the request at length, `instructions` and `tools`, is not recorded again."""
+    reply's `output`. What a reply repeats of the request at length, `instructions` and `tools`, is not recorded again.
+
+    The format has no `top_k` and no `seed`: they are None in the overrides where the policy has them. It gives no token ids,
+    and log-probabilities are left to the agent to ask for."""
 
     name = "responses"
     suffix = "/responses"
     terminator = b""  # there are several, each in an event as long as the reply
     native = Capability.RESPONSES
+    max_token_fields = ("max_output_tokens",)
 
-    def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
-        """See `Dialect.prepare`. The format has no `top_k` and no `seed`: they are None in the overrides where the policy has
-        them. It gives no token ids, and log-probabilities are left to the agent to ask for."""
-        changes: dict[str, Any] = {}
-        if terms.model is not None:
-            changes["model"] = terms.model
-        if terms.sampling is not None:
-            changes |= sampling_changes(fields, terms.sampling, terms.index)
-            changes |= max_token_changes(fields, terms.sampling, _MAX_TOKENS)
-            changes |= dict.fromkeys(name for name in _NO_FIELD if name in changes)
-        if terms.choice is not None:
-            changes |= chosen_changes(fields, terms.choice, _MAX_TOKENS)
-        changes |= terms.prompt
-        if changes:
-            sent: dict[str, Any] = {**fields, **changes}
-            body = msgspec.json.encode({k: value for k, value in sent.items() if value is not None})
-        stream = bytes(fields.get("stream", b"")) == b"true"
-        return Prepared(body=body, overrides=changes, stream=stream)
+    def fit(self, changes: dict[str, Any], fields: Fields, sampling: SamplingPolicy) -> None:
+        """See `NativeDialect.fit`."""
+        changes |= dict.fromkeys(name for name in _NO_FIELD if name in changes)
 
     def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
         """See `Dialect.rewrite`. `instructions` are a system text, a bare `input` is a user's, and a function's output is one of
@@ -106,32 +86,9 @@ class ResponsesDialect(Dialect):
     def read_stream(self, stream: bytes) -> Reply:
         """See `Dialect.read_stream`."""
         assembly = _Assembly()
-        data = payloads(stream)
-        for number, item in enumerate(data):
-            if item == _DONE:  # of servers that end all streams with it
-                continue
-            try:
-                event = jsontext.decode(item)
-            except ValueError:
-                if number + 1 < len(data):
-                    raise
-                break  # cut
-            if not isinstance(event, dict):
-                raise ValueError("an event is no object")
+        for event in events(stream, besides=_DONE):  # of servers that end all streams with it
             assembly.add(event)
         return assembly.reply()
-
-    def conceal(self, body: bytes, prepared: Prepared) -> bytes:
-        """See `Dialect.conceal`. There is nothing that the agent did not ask for."""
-        return body
-
-    def stream_filter(self, prepared: Prepared) -> Sieve | None:
-        """See `Dialect.stream_filter`."""
-        return None
-
-    def remake(self, body: bytes, prepared: Prepared) -> bytes:
-        """See `Dialect.remake`."""
-        raise ValueError("a reply of Responses is never asked for whole to be streamed")
 
 
 class _Assembly:

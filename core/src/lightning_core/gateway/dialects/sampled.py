@@ -13,11 +13,7 @@ from lightning_core.capability import Capability
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.assembly import MISALIGNED, Assembly, EventChoice, make_choice
 from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Reply, Terms
-from lightning_core.gateway.dialects.request import (
-    chosen_changes,
-    max_token_changes,
-    sampling_changes,
-)
+from lightning_core.gateway.dialects.request import changed, term_changes
 from lightning_core.gateway.sse import StreamFilter, data_of, payloads
 from lightning_core.trace import Choice
 
@@ -98,21 +94,13 @@ class SampledDialect(Dialect):
     def prepare(self, body: bytes, fields: Fields, terms: Terms) -> Prepared:
         """See `Dialect.prepare`."""
         stream = bytes(fields.get("stream", b"")) == b"true"
-        changes: dict[str, Any] = {}
-        if terms.model is not None:
-            changes["model"] = terms.model
+        changes = term_changes(fields, terms, self.max_token_fields)
         options = (
             msgspec.json.decode(fields["stream_options"]) if "stream_options" in fields else {}
         )
         options = options if isinstance(options, dict) else {}
         asked_usage = bool(options.get("include_usage"))
         remake = hide_usage = hide_ids = hide_logprobs = False
-        if terms.sampling is not None:
-            changes |= sampling_changes(fields, terms.sampling, terms.index)
-            changes |= max_token_changes(fields, terms.sampling, self.max_token_fields)
-        if terms.choice is not None:
-            changes |= chosen_changes(fields, terms.choice, self.max_token_fields)
-        changes |= terms.prompt
         if Capability.TOKEN_IDS in terms.capabilities:
             hide_ids = bytes(fields.get("return_token_ids", b"")) != b"true"
             if hide_ids:
@@ -132,7 +120,7 @@ class SampledDialect(Dialect):
             hide_usage = True
             changes["stream_options"] = {**options, "include_usage": True}
         return Prepared(
-            body=_changed(fields, changes) if changes else body,
+            body=changed(fields, changes) if changes else body,
             overrides=changes,
             stream=stream,
             remake=remake,
@@ -261,11 +249,6 @@ def message_of_error(error: Any) -> str:
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return str(error["message"])
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()
-
-
-def _changed(fields: Fields, changes: dict[str, Any]) -> bytes:
-    body: dict[str, Any] = {**fields, **changes}
-    return msgspec.json.encode({key: value for key, value in body.items() if value is not None})
 
 
 def _reply(
