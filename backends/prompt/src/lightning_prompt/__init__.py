@@ -1,6 +1,6 @@
 """lightning-prompt: a backend that tunes the strategy of an agent whose code and weights stay as they are.
 
-Importing this package imports neither gepa nor Optuna nor numpy; they load where a search begins.
+Importing this package imports neither gepa nor Optuna; they load where a search begins.
 """
 
 from __future__ import annotations

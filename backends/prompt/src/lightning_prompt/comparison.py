@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from lightning_core.learn.compare import Gain, interval, paired_gain
 from lightning_core.records import Record
 
@@ -30,41 +28,14 @@ class Interval(Record, frozen=True, kw_only=True):
 
 
 class Comparison(Record, frozen=True, kw_only=True):
-    """Two strategies on the same tasks. Means are over tasks, of the mean over a task's rollouts."""
+    """Two strategies on the same tasks."""
 
-    before: float | None = None
-    """Mean reward of the one, over `tasks`; None where there are none."""
-    after: float | None = None
-    """Mean reward of the other."""
-    difference: float | None = None
-    """`after` less `before`."""
-    low: float | None = None
-    """Lower end of the 95 % interval of the difference; None where fewer than `LEAST_TASKS` were resampled."""
-    high: float | None = None
-    """Its upper end."""
-    tasks: int = 0
-    """Tasks with scored rollouts of both."""
-    clusters: int = 0
-    """What was resampled: tasks, or kinds of tasks."""
+    gain: Gain | None = None
+    """What the one is worth, what the other, and by how much they differ; None where no task has scored rollouts of both."""
     left_out: int = 0
     """Tasks with scored rollouts of one alone, or of none."""
     unscored: int = 0
     """Rollouts that were not scored, of both."""
-
-    @property
-    def gain(self) -> Gain | None:
-        """The numbers as all backends tell of them; None where nothing can be compared."""
-        if self.before is None or self.after is None or self.difference is None:
-            return None
-        return Gain(
-            before=self.before,
-            after=self.after,
-            gain=self.difference,
-            low=self.low,
-            high=self.high,
-            tasks=self.tasks,
-            clusters=self.clusters,
-        )
 
     @property
     def improved(self) -> bool:
@@ -105,21 +76,10 @@ def compare(
     """Compare two strategies by their rewards on the same tasks; takes what `paired_gain` takes."""
     gain = paired_gain(_scored(before), _scored(after), kinds=kinds, draws=draws, seed=seed)
     tasks = 0 if gain is None else gain.tasks
-    counts = Comparison(
+    return Comparison(
+        gain=gain,
         left_out=len(before.keys() | after.keys()) - tasks,
         unscored=_unscored(before) + _unscored(after),
-    )
-    if gain is None:
-        return counts
-    return msgspec.structs.replace(
-        counts,
-        before=gain.before,
-        after=gain.after,
-        difference=gain.gain,
-        low=gain.low,
-        high=gain.high,
-        tasks=tasks,
-        clusters=gain.clusters,
     )
 
 

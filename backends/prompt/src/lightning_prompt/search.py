@@ -6,7 +6,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -176,7 +175,7 @@ class Search:
 
     def _written(self, comparison: Comparison, stopped: str) -> Artifact:
         run, leader, spent = self._run, self._leader, self._evaluator.spent
-        best = leader.strategy
+        best, gain = leader.strategy, comparison.gain
         cost = {
             name: round(getattr(spent, name), 6)
             for name in ("rollouts", "calls", "tokens", "usd", "reflection_usd", "seconds")
@@ -189,11 +188,11 @@ class Search:
                 fingerprint=self._space.fingerprint,
                 created_at=time.time(),
                 scores={
-                    "before": comparison.before,
-                    "after": comparison.after,
-                    "difference": comparison.difference,
-                    "interval": [comparison.low, comparison.high],
-                    "tasks": comparison.tasks,
+                    "before": gain and gain.before,
+                    "after": gain and gain.after,
+                    "difference": gain and gain.gain,
+                    "interval": [gain and gain.low, gain and gain.high],
+                    "tasks": gain.tasks if gain else 0,
                     "repeats": self._plan.asked.val_repeats,
                 },
                 cost=cost,
@@ -208,7 +207,8 @@ class Search:
             path=STRATEGY,
             apply=f"lightning-core serve --strategy {shlex.quote(str(path))} {self._answering()}",
             metrics={
-                "val": _gain(comparison),
+                # Without an interval there is nothing to tell as a gain.
+                "val": None if gain is None or gain.low is None else msgspec.to_builtins(gain),
                 "improved": comparison.improved,
                 "verdict": str(comparison),
                 "strategies": len(leader.tried),
@@ -226,18 +226,3 @@ class Search:
         if config.model is not None and config.mode is not Mode.OBSERVE:
             return f"--model {shlex.quote(config.model)}"
         return f"--upstream {without_userinfo(os.environ.get('OPENAI_BASE_URL') or OPENAI)}"
-
-
-def _gain(comparison: Comparison) -> dict[str, Any] | None:
-    """The comparison as all backends tell of it; None where there is no interval."""
-    if comparison.low is None:
-        return None
-    return {
-        "before": comparison.before,
-        "after": comparison.after,
-        "gain": comparison.difference,
-        "low": comparison.low,
-        "high": comparison.high,
-        "tasks": comparison.tasks,
-        "clusters": comparison.clusters,
-    }
