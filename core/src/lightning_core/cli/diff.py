@@ -49,12 +49,12 @@ def command(before: Path, after: Path, as_json: bool) -> None:
         return
     out = console()
     for line in _lines(found):
-        out.print(line, soft_wrap=True)
+        out.print(line)
     if not found:
         out.print("Nothing differs.")
     if old.provenance != new.provenance:
         for path, strategy in ((before, old), (after, new)):
-            out.print(_origin(str(path), strategy.provenance), soft_wrap=True)
+            out.print(_origin(str(path), strategy.provenance))
 
 
 def _lines(found: Iterable[Change]) -> Iterator[Text]:

@@ -76,7 +76,7 @@ def show(findings: Sequence[Finding]) -> int:
                     (f"{verdict}  ", _COLOURS[verdict]), (finding.what, "bold"), f": {finding.fix}"
                 )
                 out.print()
-                out.print(line, soft_wrap=True)
+                out.print(line)
     out.print(
         f"\n{problems} problem{'' if problems == 1 else 's'}", style="red" if problems else "green"
     )

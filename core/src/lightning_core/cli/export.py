@@ -37,4 +37,4 @@ def command(name: str, format_: str | None, output: Path) -> None:
         known = ", ".join(f"`{each}`" for each in backend.formats) or "none"
         raise UsageError(f"format {format_!r}: backend `{backend.name}` writes {known}")
     written = backend.export(folder.path, format=format_, output=output)
-    console().print(f"wrote {written}", soft_wrap=True, markup=False)
+    console().print(f"wrote {written}", markup=False)

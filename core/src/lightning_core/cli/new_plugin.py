@@ -28,8 +28,8 @@ def command(kind: str, name: str, output: Path | None) -> int:
     written = write(kind, name, folder)
     out = console()
     for path in written:
-        out.print(f"  {folder / path}", style="dim", highlight=False)
-    out.print(f"wrote {len(written)} files; next:", highlight=False)
-    out.print(f'  cd {folder} && pip install -e ".[test]" && pytest', highlight=False, markup=False)
-    out.print("  lightning-core plugins", highlight=False)
+        out.print(f"  {folder / path}", style="dim")
+    out.print(f"wrote {len(written)} files; next:")
+    out.print(f'  cd {folder} && pip install -e ".[test]" && pytest', markup=False)
+    out.print("  lightning-core plugins")
     return 0

@@ -226,7 +226,7 @@ def _report(result: OptimizeResult) -> None:
     artifact = result.artifact
     val = artifact.metrics.get("val")
     if val is not None:
-        out.print(Text(f"validation: {msgspec.convert(val, Gain)}"), soft_wrap=True)
+        out.print(Text(f"validation: {msgspec.convert(val, Gain)}"))
     for kind, (before, after, count) in sorted(artifact.metrics.get("kinds", {}).items()):
         out.print(Text(f"  {before:.2f} → {after:.2f}  ({count})  {kind}"))
     if artifact.kind == "strategy":
@@ -237,9 +237,9 @@ def _report(result: OptimizeResult) -> None:
             f"{artifact.metrics.get('steps', len(result.steps))} steps, {result.seconds:.1f} s"
         )
         if curve is not None:
-            out.print(f"curve      {curve}", soft_wrap=True)
-    out.print(f"artifact   {result.folder}/{artifact.path}", soft_wrap=True)
-    out.print(f"serve it   {artifact.apply}", soft_wrap=True, markup=False)
+            out.print(f"curve      {curve}")
+    out.print(f"artifact   {result.folder}/{artifact.path}")
+    out.print(f"serve it   {artifact.apply}", markup=False)
 
 
 def _report_search(result: OptimizeResult) -> None:
@@ -258,13 +258,12 @@ def _report_search(result: OptimizeResult) -> None:
     stopped = metrics.get("stopped")
     out.print(Text(", ".join(parts) + (f"; ended at {stopped}" if stopped else "")))
     if metrics.get("used"):
-        out.print(Text(f"budget     {metrics['used']}"), soft_wrap=True)
+        out.print(Text(f"budget     {metrics['used']}"))
     if not metrics.get("improved") and metrics.get("best"):
         out.print(
             Text(
                 f"the best that was tried, which is not shown to be better: {result.folder}/{metrics['best']}"
-            ),
-            soft_wrap=True,
+            )
         )
     if metrics.get("picture"):
-        out.print(f"scores     {result.folder}/{metrics['picture']}", soft_wrap=True)
+        out.print(f"scores     {result.folder}/{metrics['picture']}")

@@ -232,7 +232,7 @@ def _announce_policy(lease: Lease, model: str) -> None:
 
 
 def _say(text: str) -> None:
-    console().print(text, soft_wrap=True, markup=False)
+    console().print(text, markup=False)
 
 
 @contextlib.asynccontextmanager
@@ -272,7 +272,7 @@ def _announce(server: Server, config: ServerConfig) -> None:
         "runs:     LIGHTNING_CORE_TOKEN=" + server.token(Scope.ADMIN),
         f"          lightning-core run agent.py:graph --tasks tasks.jsonl --workers 0 --server {reach}",
     )
-    out.print("\n".join(lines), soft_wrap=True)
+    out.print("\n".join(lines))
     if not is_loopback(config.host) and not config.allow_targets:
         out.print(
             "observed calls are refused here until you allow their hosts: --allow-target api.openai.com",

@@ -61,19 +61,19 @@ def command(
     recipe = found.recipe(venv, python=python or Path(sys.executable), variant=variant)
     out = console()
     for note in recipe.notes:
-        out.print(Text.assemble(("note  ", "yellow"), note), soft_wrap=True)
+        out.print(Text.assemble(("note  ", "yellow"), note))
     if dry_run:
         for step in recipe.steps:
-            out.print(Text(shlex.join(step.command)), soft_wrap=True)
+            out.print(Text(shlex.join(step.command)))
         return 0
     complete(_follow(recipe, out))
     findings = list(found.examine({"python": str(recipe.python)}))
     if any(finding.verdict is Verdict.BAD for finding in findings):
         out.print("\nwhat it needs was installed, but it is not ready:\n")
         return show(findings)
-    out.print(Text.assemble(("\nready", "green"), f": {recipe.python}"), soft_wrap=True)
+    out.print(Text.assemble(("\nready", "green"), f": {recipe.python}"))
     if recipe.next:
-        out.print(Text(f"next: {recipe.next}"), soft_wrap=True)
+        out.print(Text(f"next: {recipe.next}"))
     return 0
 
 
@@ -89,7 +89,7 @@ def _refuse_what_is_no_environment(venv: Path) -> None:
 async def _follow(recipe: Recipe, out: Console) -> None:
     for number, step in enumerate(recipe.steps, start=1):
         out.print(Text(f"[{number}/{len(recipe.steps)}] {step.what}", "bold"))
-        out.print(Text(f"$ {shlex.join(step.command)}"), soft_wrap=True)
+        out.print(Text(f"$ {shlex.join(step.command)}"))
         began = time.monotonic()
         await _run(step, out)
         out.print(Text(f"done in {time.monotonic() - began:.0f} s", "dim"))

@@ -36,7 +36,7 @@ def command(
             click.echo(trace.to_json())
     elif rollout is not None:
         for trace in found.traces:
-            out.print(trace_tree(trace, full=full))
+            out.print(trace_tree(trace, full=full), soft_wrap=False)
     else:
         out.print(runs_table(found.traces))
         queued = f"; {found.waiting} wait for a worker" if found.waiting else ""

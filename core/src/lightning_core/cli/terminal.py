@@ -16,8 +16,11 @@ _T = TypeVar("_T")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal; wide where there is none, so that a pipe or a file loses nothing."""
-    made = Console(stderr=stderr, highlight=False)
+    """A console as wide as the terminal; wide where there is none, so that a pipe or a file loses nothing.
+
+    Lines of text are never broken, so that a command or a path that is shown can be copied; tables keep to the width.
+    """
+    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = _WIDE
     return made

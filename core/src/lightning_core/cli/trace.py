@@ -90,7 +90,7 @@ def command(
     )
     out = console(stderr=True)
     out.print()
-    out.print(trace_tree(trace, full=full))
+    out.print(trace_tree(trace, full=full), soft_wrap=False)
     if not trace.calls:
         out.print(_NO_CALLS, style="yellow")
     out.print(f"kept in {folder.path}; again: lightning-core show {folder.path.name}", style="dim")

@@ -94,7 +94,7 @@ class Telling:
         lines = [f"strategy: {calls}"]
         for name, count in tally.slots.items():
             lines.append(f"  `{name}`: {count.matched} matched, {count.missed} did not")
-        console().print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+        console().print("\n".join(lines), markup=False)
 
     def _warn(self) -> None:
         """Tell once of each slot that matched none of the first calls."""
@@ -106,5 +106,5 @@ class Telling:
                 console().print(
                     f"strategy: slot `{name}` fits none of {self._tally.calls} calls: the agent does not send its `original`.{of}"
                     " Is it of another agent, or of an older version of this one? What does not fit passes unchanged",
-                    style="yellow", soft_wrap=True, markup=False,
+                    style="yellow", markup=False,
                 )  # fmt: skip
