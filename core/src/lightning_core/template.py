@@ -112,7 +112,7 @@ class Template:
         # Each piece lies as far left as it can. In any other way to take the text apart some pieces lie further right;
         # the last of these lies before the next piece's place here, and could be moved there alone.
         for index in range(1, len(pieces) - 1):
-            if text.find(pieces[index], starts[index] + 1, starts[index + 1]) >= 0:
+            if _place(text, pieces[index], starts[index] + 1, starts[index + 1]) >= 0:
                 return self._told_by_repeats(text, end)
         values: dict[str, str] = {}
         for index, name in enumerate(self._places):
@@ -189,10 +189,13 @@ class Template:
 
 def _place(text: str, piece: str, at: int, end: int) -> int:
     """`str.find`, which first studies a long piece, and that takes longer than to look at the few places where it may be."""
+    if len(piece) > end - at:
+        return -1
     if len(piece) > _LONG:
         head = piece[:_LONG]
+        latest = end - len(piece) + _LONG
         for _ in range(_LOOKS):
-            at = text.find(head, at, end)
+            at = text.find(head, at, latest)
             if at < 0 or text.startswith(piece, at, end):
                 return at
             at += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -42,6 +42,9 @@ class _Slot(msgspec.Struct, frozen=True):
     original: Template
     template: Template
     examples: tuple[tuple[bytes, ...], ...]
+    """The messages of each demonstration, as JSON."""
+    messages: tuple[msgspec.Raw, ...]
+    """Those of all of them."""
 
 
 class CompiledStrategy:
@@ -141,12 +144,15 @@ class _Rewriting:
         self.unmatched += role in LEADING
         return None
 
-    def examples(self) -> list[msgspec.Raw]:
+    def examples(self) -> Sequence[msgspec.Raw]:
         """See `Rewriter.examples`."""
-        # Slots may have some in common.
         slots = self.applied.values()
+        if len(slots) == 1:
+            (slot,) = slots
+            return slot.messages
+        # Slots may have some in common.
         every = dict.fromkeys(example for slot in slots for example in slot.examples)
-        return [msgspec.Raw(message) for example in every for message in example]
+        return _messages(every)
 
 
 def _compiled(name: str, template: PromptTemplate) -> _Slot:
@@ -154,7 +160,12 @@ def _compiled(name: str, template: PromptTemplate) -> _Slot:
         tuple(msgspec.json.encode(message) for message in demonstration)
         for demonstration in template.demonstrations
     )
-    return _Slot(name, Template(template.original), Template(template.template), examples)
+    original, applied = Template(template.original), Template(template.template)
+    return _Slot(name, original, applied, examples, _messages(dict.fromkeys(examples)))
+
+
+def _messages(examples: Iterable[tuple[bytes, ...]]) -> tuple[msgspec.Raw, ...]:
+    return tuple(msgspec.Raw(message) for example in examples for message in example)
 
 
 def _by_role(slots: Sequence[tuple[str, _Slot]]) -> dict[str, list[_Slot]]:

@@ -12,6 +12,7 @@ all other writes together once the store is large.
 
 from __future__ import annotations
 
+import functools
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ TOKENS = 256
 """Token ids in a block."""
 HASH = 16
 """Bytes of a hash."""
+_SMALL = 512
+"""Bytes of a block whose hash is remembered."""
 FANOUT = 32
 """Block numbers in a folded block."""
 
@@ -36,8 +39,17 @@ V = TypeVar("V")
 
 def body(data: bytes) -> Body:
     """Name bytes by their content."""
+    return _small(data) if len(data) <= _SMALL else _named(data)
+
+
+def _named(data: bytes) -> Body:
     # The processor's own SHA-256 is the fastest strong hash in the standard library.
     return sha256(data).digest()[:HASH], data
+
+
+# A conversation's messages come again with every turn, demonstrations with every call; of a short one the hash takes
+# several times as long as to find it here.
+_small = functools.lru_cache(maxsize=4096)(_named)
 
 
 def pack(code: str, values: Iterable[float]) -> bytes:
