@@ -23,6 +23,7 @@ def proposed(text, *replies):
         reflect,
         compose=lambda texts: None,
         on_scores=lambda scores: None,
+        on_refused=lambda strategy, error: None,
     )
     return evolution.propose(text, RECORDS), asked, len(counted)
 

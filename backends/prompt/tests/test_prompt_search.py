@@ -315,6 +315,65 @@ async def test_an_unchanged_program_is_as_good_with_the_server_s_address_alone(p
         serving.communicate(timeout=60)
 
 
+async def test_a_prompt_that_the_model_refuses_is_said_and_the_search_goes_on(project, capsys):
+    _, server = project
+    texts = iter(("Be long. " * 9, "Answer with the word in CAPITALS."))
+
+    def answer(request):
+        if request.json["model"] == "reflector":
+            return Text(f"```\n{next(texts, 'Be kind.')}\n```")
+        if "Be long." in request.json["messages"][0]["content"]:
+            return Error(400, "maximum context length exceeded")
+        return model(request)
+
+    server.respond(answer)
+    result = await search(
+        "long", budget="400 rollouts, 8 proposals", options={"demonstrations": "none"},
+        reflection_model=f"reflector@{server.base_url}",
+    )  # fmt: skip
+    assert result.artifact.metrics["val"]["after"] == 1.0
+    assert "is left out: model_error: maximum context length exceeded" in capsys.readouterr().err
+
+
+async def test_prompts_that_the_model_refuses_one_after_the_other_end_their_search_and_no_more(
+    project, capsys
+):
+    _, server = project
+    numbers = iter(range(99))
+
+    def answer(request):
+        if request.json["model"] == "reflector":
+            return Text(f"```\nBe long {next(numbers)}.\n```")
+        if "Be long" in request.json["messages"][0]["content"]:
+            return Error(400, "maximum context length exceeded")
+        asked = request.json["messages"][-1]["content"]
+        return Text(asked.upper() if sum(map(ord, asked)) % 2 else asked)
+
+    server.respond(answer)
+    result = await search(
+        "longer", budget="400 rollouts", options={"demonstrations": "none"},
+        reflection_model=f"reflector@{server.base_url}",
+    )  # fmt: skip
+    assert result.artifact.metrics["val"]["gain"] == 0.0
+    told = capsys.readouterr().err
+    assert "prompts are left as they are by now: model_error: maximum context length" in told
+    assert sum(each.json["model"] == "reflector" for each in server.requests if each.json) == 3
+
+
+async def test_what_an_attempt_cost_that_was_made_anew_is_counted(project):
+    _, server = project
+    fails = {word: True for word in WORDS}
+
+    def answer(request):
+        word = request.json["messages"][-1]["content"]
+        return Error(400, "unlucky") if fails.pop(word, None) else model(request)
+
+    server.respond(answer)
+    result = await search("unlucky", budget="400 rollouts")
+    assert result.artifact.metrics["cost"]["calls"] == len(server.requests)
+    assert result.artifact.metrics["cost"]["rollouts"] == len(server.requests) - len(WORDS)
+
+
 async def test_no_more_prompts_are_proposed_than_the_budget_has(project):
     _, server = project
 

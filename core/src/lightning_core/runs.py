@@ -232,6 +232,11 @@ class Run(ABC):
         """The same traces as the store has them now, with rewards that have come since."""
 
     @abstractmethod
+    async def earlier(self, traces: Sequence[Trace]) -> list[Trace]:
+        """The attempts before those of some traces, in no order: a rollout whose model call failed may have had several, and
+        each has cost something."""
+
+    @abstractmethod
     async def log(self, metrics: Mapping[str, Json], *, step: int) -> None:
         """Append a line to `metrics.jsonl`, and tell plugins (`lightning_step_finished`)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -291,25 +291,27 @@ class Evaluator:
             for task, repeat in wanted
         ]
         found = [traces[0] for traces in await self._run.rollouts(requests)]
-        self._count(digest, found)
-        return found
-
-    def _count(self, digest: str, traces: Iterable[Trace]) -> None:
-        for trace in traces:
-            calls = trace.calls
-            spent = Spent(
-                rollouts=0 if _by_no_fault_of_the_agent(trace) else 1,
-                calls=len(calls),
-                tokens=sum(call.total_tokens for call in calls),
-                usd=self.cost(trace),
-            )
-            self._own += spent
-            attempt = trace.attempt
-            seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
-            at_once = self._run.config.concurrency
-            self.reserve.took(digest, spent + Spent(seconds=seconds / at_once))
+        for trace in found:
+            self._count(digest, trace, rollouts=0 if _by_no_fault_of_the_agent(trace) else 1)
             if trace.reward is not None:
                 self.lowest = min(self.lowest, trace.reward)
+        for trace in await self._run.earlier(found):
+            self._count(digest, trace, rollouts=0)
+        return found
+
+    def _count(self, digest: str, trace: Trace, *, rollouts: int) -> None:
+        """Count what an attempt took."""
+        calls, attempt = trace.calls, trace.attempt
+        spent = Spent(
+            rollouts=rollouts,
+            calls=len(calls),
+            tokens=sum(call.total_tokens for call in calls),
+            usd=self.cost(trace),
+        )
+        self._own += spent
+        seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
+        at_once = self._run.config.concurrency
+        self.reserve.took(digest, spent + Spent(seconds=seconds / at_once))
 
 
 def _worth(trace: Trace, lowest: float | None) -> float | None:

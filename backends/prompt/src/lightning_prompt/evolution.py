@@ -16,7 +16,7 @@ from lightning_core.strategy import Strategy
 from lightning_core.task import Task
 from lightning_core.template import Template
 from lightning_core.trace import Call, Trace
-from lightning_prompt.evaluation import Evaluator, Scores
+from lightning_prompt.evaluation import Evaluator, RefusedError, Scores
 from lightning_prompt.marks import Marks
 from lightning_prompt.space import Space
 
@@ -24,6 +24,8 @@ log = logging.getLogger("lightning_prompt")
 
 _IDLE: Final = 30
 """Iterations without a rollout of the search's own after which it has nothing left to try."""
+_REFUSED: Final = 3
+"""New prompts in turn under which no rollout can be run, after which it is not they that are refused."""
 _LONGEST: Final = 4000
 """Characters of a text that are shown to the reflection model."""
 _MINIBATCH: Final = 3
@@ -59,6 +61,7 @@ class Evolution:
         *,
         compose: Callable[[Mapping[str, str]], Strategy],
         on_scores: Callable[[Scores], Coroutine[Any, Any, None]],
+        on_refused: Callable[[Strategy, RefusedError], None],
         seed: int = 0,
     ) -> None:
         """
@@ -68,6 +71,7 @@ class Evolution:
             reflect: the reflection model; called in a thread.
             compose: makes a strategy of the texts of prompts.
             on_scores: told of each strategy that was tried on all of the tasks to choose by.
+            on_refused: told of each under which no rollout can be run, such as by a prompt that is too long for the model.
             seed: of the search's draws.
         """
         self._evaluator = evaluator
@@ -75,6 +79,7 @@ class Evolution:
         self._reflect = reflect
         self._compose = compose
         self._on_scores = on_scores
+        self._on_refused = on_refused
         self._seed = seed
 
     async def run(
@@ -94,6 +99,7 @@ class Evolution:
 
         Raises:
             BudgetReached: the whole budget is.
+            RefusedError: under prompts that were tried before, or under several new ones in turn, no rollout can be run.
             LightningError: the reflection model or the agent's could not be asked.
         """
         adapter = _Adapter(self, list(choose), asyncio.get_running_loop())
@@ -125,6 +131,10 @@ class Evolution:
         if whole:
             await self._on_scores(scores)
         return scores
+
+    def refused(self, texts: Mapping[str, str], error: RefusedError) -> None:
+        """Tell of prompts under which no rollout can be run."""
+        self._on_refused(self._compose(texts), error)
 
     @property
     def lowest(self) -> float:
@@ -182,6 +192,8 @@ class _Adapter(GEPAAdapter[Task, Trace, None]):
         self._evolution = evolution
         self._choose = choose
         self._loop = loop
+        self._ran: list[dict[str, str]] = []
+        self._refused = 0
         self.fault: Exception | None = None
 
     def evaluate(
@@ -190,9 +202,21 @@ class _Adapter(GEPAAdapter[Task, Trace, None]):
         work = self._evolution.evaluate(candidate, batch, whole=batch == self._choose)
         try:
             scores = asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except RefusedError as error:
+            self._refused += 1
+            # What refuses prompts that were run before refuses all.
+            if candidate in self._ran or self._refused >= _REFUSED:
+                self.fault = error
+                raise
+            self._loop.call_soon_threadsafe(self._evolution.refused, dict(candidate), error)
+            none = [self._evolution.lowest] * len(batch)
+            return EvaluationBatch(outputs=[None] * len(batch), scores=none)
         except Exception as error:
             self.fault = error
             raise
+        if candidate not in self._ran:
+            self._ran.append(dict(candidate))
+            self._refused = 0
         lowest = self._evolution.lowest
         rewards = [values[0] for values in scores.rewards(lowest).values()]
         return EvaluationBatch(

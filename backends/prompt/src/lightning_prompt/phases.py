@@ -151,10 +151,14 @@ class Phases:
             self._reflect,
             compose=lambda texts: space.strategy(texts, shown, base),
             on_scores=self._leader.told,
+            on_refused=self._leader.refused,
             seed=self._plan.asked.seed,
         )
         seeds = space.seeds | {k: v for k, v in texts_of(base).items() if k in space.seeds}
-        await evolution.run(seeds, self._split.learn, self._split.choose, share)
+        try:
+            await evolution.run(seeds, self._split.learn, self._split.choose, share)
+        except RefusedError as error:
+            self._leader.note(f"prompts are left as they are by now: {error.why}")
 
     async def _rules(self, rules: RuleSpace, share: Share) -> None:
         self._leader.begin("rules")

@@ -206,6 +206,18 @@ class ServedRun(Run):
         """The same traces as the store has them now, with rewards that have come since."""
         return list(await asyncio.gather(*map(self._scoring.reread, traces)))
 
+    async def earlier(self, traces: Sequence[Trace]) -> list[Trace]:
+        """The attempts before those of some traces."""
+        return list(
+            await asyncio.gather(
+                *(
+                    self._scoring.attempt(trace, number)
+                    for trace in traces
+                    for number in range(1, trace.attempt.number)
+                )
+            )
+        )
+
     def delegate(
         self,
         settled: Callable[[Trace], None],

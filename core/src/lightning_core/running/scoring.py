@@ -86,6 +86,14 @@ class Scoring:
         again = await self._read(trace.rollout, trace.task)
         return again if again.rewards else trace
 
+    async def attempt(self, trace: Trace, number: int) -> Trace:
+        """Another attempt at a trace's rollout; one without calls where it cannot be read, which is logged.
+
+        Raises:
+            LightningError: the server stays away.
+        """
+        return await self._read(trace.rollout, trace.task, number)
+
     def tell_step(self, step: int, metrics: Mapping[str, Json]) -> None:
         """Tell each plugin of a step; one that raises is named once, and the others are told all the same."""
         for plugin, error in self._plugins.tell_step(
@@ -93,9 +101,9 @@ class Scoring:
         ):
             self._blame(plugin, "lightning_step_finished", error, f"step {step}")
 
-    async def _read(self, rollout: Rollout, task: Task) -> Trace:
+    async def _read(self, rollout: Rollout, task: Task, attempt: int | None = None) -> Trace:
         try:
-            trace = await self._patience.ask(lambda: self._client.trace(rollout.id))
+            trace = await self._patience.ask(lambda: self._client.trace(rollout.id, attempt))
         except Exception as error:
             if self._is_away(error):
                 raise
