@@ -49,11 +49,21 @@ LAYERS = {
     "prompts": {"prompts"},
     "store": {"store"},
     "gateway": {"gateway", "store", "tokens", "wire", "provider"},
-    "instrument": {"instrument"},
+    "instrument": {"instrument", "frameworks"},
     "litellm_engine": {"litellm_engine", "children", "instrument", "provider", "redaction"},
     "trained": {"trained", "redaction", "provider"},
     "server": {"server", "gateway", "store", "tokens", "wire", "children"},
-    "worker": {"worker", "instrument", "agents", "client", "wire", "plugins", "children", "tokens"},
+    "worker": {
+        "worker",
+        "instrument",
+        "frameworks",
+        "agents",
+        "client",
+        "wire",
+        "plugins",
+        "children",
+        "tokens",
+    },
 }
 """What each part may import of ours beside the protocols."""
 

@@ -362,7 +362,7 @@ async def test_prompts_that_the_model_refuses_one_after_the_other_end_their_sear
 
 async def test_what_an_attempt_cost_that_was_made_anew_is_counted(project):
     _, server = project
-    fails = {word: True for word in WORDS}
+    fails = dict.fromkeys(WORDS, True)
 
     def answer(request):
         word = request.json["messages"][-1]["content"]

@@ -18,6 +18,7 @@ import msgspec
 
 from lightning_core.adapter import Adapter
 from lightning_core.errors import AgentError, UsageError
+from lightning_core.frameworks import misfit
 from lightning_core.redaction import redacted_words
 from lightning_core.worker.callable import CallableAdapter, callable_name
 
@@ -106,7 +107,8 @@ def find_adapter(agent: object, adapters: Mapping[str, Adapter]) -> Adapter:
     The adapter for plain callables stands back behind any other.
 
     Raises:
-        AgentError: none accepts it, several do, or one raised when it was asked.
+        AgentError: none accepts it, several do, one raised when it was asked, or it does not support the framework's
+            release that is installed.
     """
     if isinstance(agent, Adapted):
         return _own_adapter(agent)
@@ -123,6 +125,8 @@ def find_adapter(agent: object, adapters: Mapping[str, Adapter]) -> Adapter:
             f"adapters {names} both accept {_describe(agent)}; name the plugin to use in `LIGHTNING_CORE_PLUGINS`"
         )
     if framework:
+        if (why := misfit(framework[0])) is not None:
+            raise AgentError(f"{_describe(agent)}: {why}, or give a function that calls the agent")
         return framework[0]
     if accepting:
         return accepting[0]

@@ -20,6 +20,7 @@ from lightning_core.backend import Backend
 from lightning_core.engine import EngineFactory
 from lightning_core.errors import PluginError
 from lightning_core.executor import Executor
+from lightning_core.frameworks import requirements
 from lightning_core.grading import RewardFunction
 from lightning_core.learn.credit import CreditRuleFactory
 from lightning_core.learn.samplers import SamplerFactory
@@ -256,7 +257,7 @@ def _load_one(
         module=point.value,
         distribution=distribution,
         version=version,
-        requires=requirements(distribution, "instruments"),
+        requires=requirements(distribution),
     )
     try:
         plugin = point.load()
@@ -290,20 +291,6 @@ def _without_module(text: str) -> str:
 
 def _owner(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
     return (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
-
-
-def requirements(distribution: str, extra: str) -> tuple[str, ...]:
-    """The requirements of a distribution's extra, such as `langgraph>=1,<2`; empty where there are none."""
-    try:
-        lines = importlib.metadata.requires(distribution) or []
-    except importlib.metadata.PackageNotFoundError:
-        return ()
-    split = [line.partition(";") for line in lines]
-    return tuple(
-        requirement.strip()
-        for requirement, _, marker in split
-        if f"extra == '{extra}'" in marker.replace('"', "'")
-    )
 
 
 @lru_cache(maxsize=1)

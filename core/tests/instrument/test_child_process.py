@@ -255,6 +255,9 @@ from contextlib import contextmanager
 from lightning_core.instrument import span
 
 class Mine:
+    name = "mine"
+    distribution = "lightning-fakes"
+
     @contextmanager
     def instrument(self):
         import fake_framework
@@ -295,6 +298,30 @@ def test_an_adapter_is_entered_when_its_framework_is_imported(tmp_path, framewor
     assert worker["parent_id"] == "parent"
     assert worker["attributes"] == {"n": 1}
     assert worker["ended_at"] is not None
+
+
+def test_another_release_of_a_framework_is_left_alone_and_said_while_calls_are_recorded(
+    tmp_path, framework
+):
+    for name, version, more in (
+        ("lightning_fakes", "1.0", "Requires-Dist: fake-framework<2 ; extra == 'instruments'\n"),
+        ("fake_framework", "2.1", ""),
+    ):
+        folder = tmp_path / "lib" / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(head + more)
+    told = (
+        "adapter `mine` of `lightning-fakes` is for `fake-framework<2` but 2.1 is installed;"
+        ' run `pip install "lightning-fakes[instruments]"`; until then its agents\' calls are recorded without labels\n'
+    )
+    code = """
+    import fake_framework
+    fake_framework.work(call)
+    """
+    with SpansAndCalls() as server:
+        run(tmp_path, server.url, code, base=framework, adapters=ENTERED, stderr=told)
+    assert server.labels == [{"span": ["parent"]}]
 
 
 def test_spans_are_posted_however_a_child_of_it_ends(tmp_path, framework):

@@ -15,6 +15,8 @@ from lightning_core.instrument import instrument
 class Recorded:
     """An adapter that notes when it is entered and left."""
 
+    distribution = None
+
     def __init__(self, *triggers: str):
         self.triggers = triggers
         self.events: list[str] = []

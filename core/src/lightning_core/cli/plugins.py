@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import click
-from packaging.requirements import InvalidRequirement, Requirement
 from rich.table import Table
 
 from lightning_core.cli.terminal import console
+from lightning_core.frameworks import installed
 from lightning_core.plugins import load
 
 
@@ -44,13 +42,7 @@ def command() -> int:
 
 def framework(line: str) -> tuple[str, str]:
     """A requirement, and the installed version that meets it or not."""
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        return line, "not a requirement"
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
+    version, fits = installed(line)
+    if version is None:
         return line, "not installed"
-    fits = requirement.specifier.contains(version, prereleases=True)
     return line, version if fits else f"{version} (does not fit)"

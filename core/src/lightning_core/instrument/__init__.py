@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from lightning_core.adapter import Adapter
+from lightning_core.frameworks import instrumented
 from lightning_core.instrument import openai_hook, postimport, propagate
 from lightning_core.instrument.bootstrap import child_environment
 from lightning_core.instrument.context import (
@@ -62,7 +63,7 @@ def instrument(adapters: Iterable[Adapter] = ()) -> Iterator[None]:
 
 def _enter(adapter: Adapter, stack: ExitStack) -> None:
     if not adapter.triggers or any(trigger in sys.modules for trigger in adapter.triggers):
-        stack.enter_context(adapter.instrument())
+        stack.enter_context(instrumented(adapter))
         return
     cancels: list[Callable[[], None]] = []
     entered: list[bool] = []
@@ -70,7 +71,7 @@ def _enter(adapter: Adapter, stack: ExitStack) -> None:
     def enter() -> None:
         if not entered:
             entered.append(True)
-            stack.enter_context(adapter.instrument())
+            stack.enter_context(instrumented(adapter))
 
     def cancel() -> None:
         for undo in cancels:

@@ -108,6 +108,7 @@ def _enter(target: str) -> None:
         if (error.name or "").partition(".")[0] in (module.partition(".")[0], "lightning_core"):
             return  # This environment has the framework and not our package: its calls stay without labels.
         raise
-    context = adapter.instrument()
+    frameworks = __import__("lightning_core.frameworks", fromlist=["instrumented"])
+    context = frameworks.instrumented(adapter)
     context.__enter__()
     _entered[target] = context

@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 import msgspec
 import pytest
 
+from lightning_core import frameworks
 from lightning_core.adapter import Adapter, AgentGraph, RolloutContext
 from lightning_core.instrument import ListSink, Scope, attempt, instrument
 from lightning_core.records import Json
@@ -165,6 +166,22 @@ class AdapterConformance:
         with instrument():
             stage.run(scope)
         assert _spans(scope) == []
+        assert stage.labels(scope) == [(None, None)] * len(self.labels)
+
+    def test_releases_that_it_is_not_for_are_left_alone(
+        self, stage: _Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where another release of the framework is installed, nothing is changed, and it says what to do."""
+        name = stage.adapter.distribution
+        if name is None or not frameworks.requirements(name):
+            pytest.skip("no extra `instruments` of its `distribution` says which releases it is for")
+        assert frameworks.misfit(stage.adapter) is None
+        monkeypatch.setattr(frameworks, "requirements", lambda _: (f"{name}>=9999",))
+        assert f'pip install "{name}[instruments]"' in str(frameworks.misfit(stage.adapter))
+        before, scope = self.touched(), stage.scope("a")
+        with instrument([stage.adapter]):
+            assert self.touched() == before
+            stage.run(scope)
         assert stage.labels(scope) == [(None, None)] * len(self.labels)
 
     def test_nothing_happens_outside_an_attempt(self, stage: _Stage) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from lightning_core.adapter import Adapter
 from lightning_core.agents import find_adapter, load_agent, unwrapped
 from lightning_core.errors import LightningError
+from lightning_core.frameworks import instrumented
 from lightning_core.plugins import installed
 from lightning_core.rollout import Cause
 from lightning_core.worker.adapters import is_among
@@ -58,7 +59,7 @@ def _instrumented(adapter: Adapter) -> AbstractContextManager[None]:
     return (
         nullcontext()
         if is_among(installed().adapters().values(), adapter)
-        else adapter.instrument()
+        else instrumented(adapter)
     )
 
 
