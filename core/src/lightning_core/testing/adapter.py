@@ -174,7 +174,9 @@ class AdapterConformance:
         """Where another release of the framework is installed, nothing is changed, and it says what to do."""
         name = stage.adapter.distribution
         if name is None or not frameworks.requirements(name):
-            pytest.skip("no extra `instruments` of its `distribution` says which releases it is for")
+            pytest.skip(
+                "no extra `instruments` of its `distribution` says which releases it is for"
+            )
         assert frameworks.misfit(stage.adapter) is None
         monkeypatch.setattr(frameworks, "requirements", lambda _: (f"{name}>=9999",))
         assert f'pip install "{name}[instruments]"' in str(frameworks.misfit(stage.adapter))
