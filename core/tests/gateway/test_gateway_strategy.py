@@ -428,11 +428,11 @@ async def test_a_tally_counts_a_slot_in_calls_of_its_label_alone(site, upstream)
 
 def test_strategies_of_one_digest_do_the_same_whatever_the_order_of_their_slots():
     slots = {name: PromptTemplate(original="{x}!", template=f"{name}{{x}}") for name in "ab"}
-    body = msgspec.json.encode(said("system", "!"))
+    asked = said("system", "!")
     made = [strategy(**slots), strategy(**dict(reversed(slots.items())))]
-    fields = read_fields(body, "application/json")
+    fields = read_fields(msgspec.json.encode(asked), "application/json")
     dialect = dialect_of("/chat/completions")
-    first, second = [each.apply(dialect, fields, "", chooses=True) for each in made]
+    first, second = [each.apply(dialect, fields, asked, "", chooses=True) for each in made]
     assert made[0].digest == made[1].digest
     assert (first.use, first.prompt) == (second.use, second.prompt)
 
@@ -486,13 +486,13 @@ async def test_the_models_of_the_fixed_upstream_are_listed_to_plain_agents(site)
 def test_the_cost_of_a_prompt_grows_with_its_length_and_no_faster():
     def cost(size):
         text = "Question: " + "word é\n" * (size // 8)
-        body = msgspec.json.encode(said("system", SYSTEM, "user", text))
+        asked = said("system", SYSTEM, "user", text)
         applied, dialect = strategy(write=WRITE, ask=ASK), dialect_of("/chat/completions")
-        fields = read_fields(body, "application/json")
+        fields = read_fields(msgspec.json.encode(asked), "application/json")
         times = []
         for _ in range(30):
             begun = time.perf_counter()
-            applied.apply(dialect, fields, "", chooses=True)
+            applied.apply(dialect, fields, asked, "", chooses=True)
             times.append(time.perf_counter() - begun)
         return min(times)
 

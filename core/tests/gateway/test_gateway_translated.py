@@ -449,6 +449,14 @@ async def test_a_strategy_changes_what_goes_upstream(site, model, kind, open_cli
     assert call.strategy.applied == ("rule",)
 
 
+@pytest.mark.parametrize("path", ["/responses", "/messages"])
+async def test_what_cannot_be_decoded_is_not_translated(train, model, path):
+    status, said, _ = await train.ask(b'{"model": "m", "input": "\xff"}', path=path)
+    assert (status, b"utf-8" in said, model.requests) == (400, True, [])
+    call = await train.call()
+    assert (call.request, call.error.kind) == ({}, CallErrorKind.BAD_REQUEST)
+
+
 async def test_a_retry_is_given_the_same_response_again(train, oai, model):
     body, headers = ASKED, {"x-lightning-call": "k"}
     first = await train.ask(body, path="/responses", headers=headers)

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from lightning_core.capability import Capability
-from lightning_core.gateway.dialects.base import Fields, Terms
+from lightning_core.gateway.dialects.base import Fields, Rewritten, Terms
 from lightning_core.gateway.dialects.messages import MessagesDialect
+from lightning_core.gateway.dialects.rewriting import Examples, rewritten
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.strategy import ModelChoice
@@ -59,7 +60,7 @@ def test_a_seed_that_the_agent_sent_is_taken_out():
 
 
 def test_a_strategys_choice_and_prompt_go_first():
-    prompt = {"system": msgspec.Raw(b'"better"')}
+    prompt = Rewritten({"system": "better"}, {"system": "better"})
     choice = ModelChoice(model="haiku", temperature=0.5, max_tokens=20)
     _, sent, _ = prepared(prompt=prompt, choice=choice)
     assert sent == {**BODY, "system": "better", "model": "haiku", "temperature": 0.5, "max_tokens": 20}  # fmt: skip
@@ -81,23 +82,29 @@ class Upper:
 
     def __init__(self, *roles, examples=()):
         self.roles = roles
-        self.made = [msgspec.Raw(json.dumps(message).encode()) for message in examples]
+        raws = [msgspec.Raw(json.dumps(message).encode()) for message in examples]
+        self.examples = Examples(raws, list(examples))
         self.asked = []
-
-    def looks_at(self, role):
-        return role in self.roles
 
     def text(self, role, text):
         self.asked.append((role, text))
         return None if text.isupper() else text.upper()
 
-    def examples(self):
-        return self.made
+    def has_examples(self):
+        return bool(self.examples.sent)
 
 
-def rewritten(body, rewriter):
-    fields = msgspec.json.decode(json.dumps(body), type=Fields)
-    return {k: json.loads(bytes(v)) for k, v in MESSAGES.rewrite(fields, rewriter).items()}
+def sent_by(rewriter, data):
+    body, fields = json.loads(data), msgspec.json.decode(data, type=Fields)
+    made = rewritten(fields, body, MESSAGES.rewrite(body, rewriter), rewriter.examples)
+    sent = {name: msgspec.json.encode(value) for name, value in made.sent.items()}
+    assert {name: json.loads(value) for name, value in sent.items()} == made.read
+    return sent
+
+
+def made_by(rewriter, body):
+    sent = sent_by(rewriter, json.dumps(body).encode())
+    return {name: json.loads(value) for name, value in sent.items()}
 
 
 def test_system_and_messages_are_rewritten_by_role():
@@ -111,9 +118,9 @@ def test_system_and_messages_are_rewritten_by_role():
         ]},
     ]  # fmt: skip
     body = {"system": [cached, said("KEPT")], "messages": turns}
-    assert rewritten(body, Upper("system")) == {"system": [{**cached, "text": "SYS"}, said("KEPT")]}
-    assert rewritten({**body, "system": "sys"}, Upper("system")) == {"system": "SYS"}
-    changed = rewritten(body, Upper("user"))
+    assert made_by(Upper("system"), body) == {"system": [{**cached, "text": "SYS"}, said("KEPT")]}
+    assert made_by(Upper("system"), {**body, "system": "sys"}) == {"system": "SYS"}
+    changed = made_by(Upper("user"), body)
     assert list(changed) == ["messages"]
     assert changed["messages"][0] == {"role": "user", "content": "HI"}
     assert changed["messages"][1] == turns[1]
@@ -122,22 +129,26 @@ def test_system_and_messages_are_rewritten_by_role():
 
 def test_what_is_not_rewritten_keeps_its_spelling():
     data = b'{"messages": [{"role": "assistant", "content": [{"input": {"a": 1e5}}]}, {"role": "user", "content": "hi"}]}'
-    fields = msgspec.json.decode(data, type=Fields)
-    assert b'"content":[{"input": {"a": 1e5}}]' in bytes(MESSAGES.rewrite(fields, Upper("user"))["messages"])  # fmt: skip
+    first, last = (
+        b'{"role": "assistant", "content": [{"input": {"a": 1e5}}]}',
+        b'{"role":"user","content":"HI"}',
+    )
+    assert sent_by(Upper("user"), data) == {"messages": b"[" + first + b"," + last + b"]"}
 
 
 def test_nothing_to_rewrite_changes_nothing():
-    assert rewritten({"system": "S", "messages": [{"role": "user", "content": "HI"}]}, Upper("system", "user")) == {}  # fmt: skip
-    assert rewritten({"messages": "x"}, Upper("user")) == {}
-    assert rewritten({"messages": [1], "system": 1}, Upper("user", "system")) == {}
+    assert made_by(Upper("system", "user"), {"system": "S", "messages": [{"role": "user", "content": "HI"}]}) == {}  # fmt: skip
+    assert made_by(Upper("user"), {"messages": "x"}) == {}
+    assert made_by(Upper("user", "system"), {"messages": [1], "system": 1}) == {}
 
 
 def test_examples_go_before_the_first_message():
     pair = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     turns = [{"role": "user", "content": "hi"}]
-    assert rewritten({"messages": turns}, Upper(examples=pair)) == {"messages": [*pair, *turns]}
+    assert made_by(Upper(examples=pair), {"messages": turns}) == {"messages": [*pair, *turns]}
+    assert made_by(Upper("system", examples=pair), {"system": "s", "messages": "x"}) == {"system": "S"}  # fmt: skip
     later = [{"role": "system", "content": "s"}, *turns]
-    assert rewritten({"messages": later}, Upper(examples=pair))["messages"][1:3] == pair
+    assert made_by(Upper(examples=pair), {"messages": later})["messages"][1:3] == pair
 
 
 # Replies -------------------------------------------------------------------------------------------------------------

@@ -99,8 +99,9 @@ def rewritten(body: dict[str, Any], role: str = "system", examples: bool = False
     )
     strategy = CompiledStrategy(Strategy(prompt_templates={"who": template}))
     fields = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in body.items()}
-    applied = strategy.apply(DIALECT, fields, "", chooses=True)
-    return {name: json.loads(bytes(value)) for name, value in applied.prompt.items()}
+    prompt = strategy.apply(DIALECT, fields, body, "", chooses=True).prompt
+    assert json.loads(msgspec.json.encode(prompt.sent)) == prompt.read
+    return dict(prompt.read)
 
 
 SHOWN = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
@@ -163,7 +164,8 @@ def test_examples_are_sent_once_in_a_conversation_that_the_upstream_keeps(name):
 
 @pytest.mark.parametrize(
     "body", [{}, {"input": 3}, {"input": [3]}, {"input": None, "instructions": 5},
-             {"input": [{"role": 3, "content": "You are Ada."}, {"content": [3]}]}],
+             {"input": [{"role": 3, "content": "You are Ada."}, {"content": [3]}]},
+             {"input": [{"role": {}, "content": "You are Ada."}, {"content": "You are Bob."}]}],
 )  # fmt: skip
 def test_a_body_of_another_form_stays(body):
     assert rewritten(body) == {}

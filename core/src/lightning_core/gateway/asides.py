@@ -252,7 +252,8 @@ class Aside:
         if session.strategy is not None:
             label = read_labels(self._request.headers).name
             chooses = session.mode is not Mode.TRAIN
-            applied = session.strategy.apply(dialect, fields, label, chooses=chooses)
+            request = jsontext.exact(body)
+            applied = session.strategy.apply(dialect, fields, request, label, chooses=chooses)
             model = None if applied.choice is None else applied.choice.model
             terms = Terms(model=model or terms.model, prompt=applied.prompt)
         return dialect.prepare(body, fields, terms).body

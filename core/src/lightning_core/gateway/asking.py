@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects import stored
 from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Terms
 from lightning_core.gateway.dialects.translated import TranslatedDialect
@@ -209,8 +210,14 @@ class Asking:
     async def _translate(self, entry: Entry) -> TranslatedDialect:
         """From here on, speak chat completions to the upstream."""
         outcome = self._outcome
+        try:
+            outcome.request = outcome.request or jsontext.decode(outcome.body)
+        except ValueError as error:
+            message = f"expected the body to be JSON that can be translated: {error}"
+            raise Refusal(400, "bad_request", message) from None
+        assert outcome.request is not None  # `read_fields` has looked
         outcome.dialect = dialect = await translate(
-            outcome.dialect, outcome.body, entry.id, outcome.session, self._services.recorder
+            outcome.dialect, outcome.request, entry.id, outcome.session, self._services.recorder
         )
         return dialect
 
@@ -223,8 +230,12 @@ class Asking:
         strategy = outcome.session.strategy
         if strategy is None:
             return _AS_IT_IS
+        if isinstance(outcome.dialect, TranslatedDialect):
+            request = outcome.dialect.request
+        else:
+            request = outcome.request = jsontext.exact(outcome.body)
         label = read_labels(outcome.headers).name
-        return strategy.apply(outcome.dialect, fields, label, chooses=chooses)
+        return strategy.apply(outcome.dialect, fields, request, label, chooses=chooses)
 
     def _prepare(self, fields: Fields, terms: Terms) -> Prepared:
         outcome = self._outcome

@@ -200,7 +200,7 @@ class Exchange:
             finally:
                 del session.jobs[named]
 
-        request = request_of(outcome.body)
+        request = outcome.request or request_of(outcome.body)
         session.jobs[named] = Job(self, session.spawn(run()), request, frame.at)
         kind = {"Content-Type": "application/json"}
         return whole_reply(agent, Detached.status, kind, frame.at("queued"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _decoder = msgspec.json.Decoder()
 
 
@@ -25,6 +27,35 @@ def decode(data: bytes) -> Any:
         return _decode_leniently(data)
     except RecursionError:
         raise ValueError("JSON nested too deeply") from None
+
+
+def exact(data: bytes) -> Any:
+    """JSON decoded as it is; None where only leniency reads it."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def legible(data: bytes) -> Any:
+    """What can be read of JSON: None stands for a text that is not UTF-8, and for an object with such a key."""
+    try:
+        text = data.decode("utf-8", "surrogateescape")
+        return _legible(json.loads(text, parse_int=float))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _legible(value: Any) -> Any:
+    if isinstance(value, str):
+        return None if _SURROGATE.search(value) else value
+    if isinstance(value, list):
+        return [_legible(item) for item in value]
+    if isinstance(value, dict):
+        if any(map(_SURROGATE.search, value)):
+            return None
+        return {key: _legible(item) for key, item in value.items()}
+    return value
 
 
 def _decode_leniently(data: bytes) -> Any:

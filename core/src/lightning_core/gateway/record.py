@@ -45,6 +45,8 @@ class Outcome:
     """Who is answered."""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    request: dict[str, Any] | None = None
+    """The body, decoded ahead of the record; None where that was not needed, or only leniency does it."""
     started_at: float = 0.0
     entry: Entry | None = None
     strategy: StrategyUse | None = None
@@ -64,8 +66,8 @@ def build_call(outcome: Outcome, entry: Entry) -> Call:
     """The record of an exchange that has ended."""
     session, prepared, relay = outcome.session, outcome.prepared, outcome.relay
     reply, error = _reply_of(outcome)
-    request = request_of(outcome.body)
-    overrides = _readable(prepared.overrides) if prepared is not None else {}
+    request = outcome.request or request_of(outcome.body)
+    overrides = prepared.overrides if prepared is not None else {}
     has_ids = reply.prompt_token_ids is not None or any(
         choice.token_ids is not None for choice in reply.choices
     )
@@ -203,17 +205,6 @@ def _status_of(outcome: Outcome) -> int | None:
     if outcome.relay is not None and outcome.relay.response is not None:
         return outcome.relay.status
     return None
-
-
-def _readable(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Overrides for the record. Those of a body that is not UTF-8 are left out with it."""
-    found: dict[str, Any] = {}
-    for name, value in overrides.items():
-        try:
-            found[name] = jsontext.decode(bytes(value)) if isinstance(value, msgspec.Raw) else value
-        except ValueError:
-            continue
-    return found
 
 
 def request_of(body: bytes) -> dict[str, Any]:

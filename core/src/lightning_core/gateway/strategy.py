@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from lightning_core.gateway.dialects.base import LEADING, Dialect, Fields
+from lightning_core.gateway import jsontext
+from lightning_core.gateway.dialects.base import LEADING, Dialect, Fields, Rewritten
+from lightning_core.gateway.dialects.rewriting import Examples, rewritten
 from lightning_core.strategy import ModelChoice, PromptTemplate, Strategy
 from lightning_core.template import Misfit, Template
 from lightning_core.trace import StrategyUse
@@ -17,8 +21,8 @@ _ALL_OTHERS = "*"
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy changes in one call."""
 
-    prompt: Mapping[str, msgspec.Raw] = {}
-    """Fields of the request with the prompt as it goes upstream; empty where it stays."""
+    prompt: Rewritten = Rewritten()
+    """The prompt as it goes upstream."""
     choice: ModelChoice | None = None
     """Which model answers, and how it is sampled."""
     use: StrategyUse | None = None
@@ -41,9 +45,9 @@ class _Slot(msgspec.Struct, frozen=True):
     name: str
     original: Template
     template: Template
-    examples: tuple[tuple[bytes, ...], ...]
-    """The messages of each demonstration, as JSON."""
-    messages: tuple[msgspec.Raw, ...]
+    examples: Mapping[bytes, Examples]
+    """Its demonstrations, by their JSON."""
+    messages: Examples
     """Those of all of them."""
 
 
@@ -87,23 +91,38 @@ class CompiledStrategy:
         by_role = self._by_label.get(label, self._others)
         return list(dict.fromkeys(slot.name for slots in by_role.values() for slot in slots))
 
-    def apply(self, dialect: Dialect, fields: Fields, label: str, *, chooses: bool) -> Applied:
+    def apply(
+        self,
+        dialect: Dialect,
+        fields: Fields,
+        request: Mapping[str, Any] | None,
+        label: str,
+        *,
+        chooses: bool,
+    ) -> Applied:
         """What it changes in a call, which stays as it is; nothing where the format has no prompt.
 
         Args:
             dialect: the call's format.
             fields: its body.
+            request: the same, decoded; None where only leniency decodes it.
             label: its node, else its agent, else an empty string.
             chooses: whether `models` counts; where the run's sampling policy rules, it does not.
         """
         rewriting = _Rewriting(self._by_label.get(label, self._others))
-        prompt = dialect.rewrite(fields, rewriting)
-        if prompt is None:
+        legible = request
+        if legible is None:
+            legible = {name: jsontext.legible(bytes(raw)) for name, raw in fields.items()}
+        edits = dialect.rewrite(legible, rewriting)
+        if edits is None:
             return Applied()
+        prompt = rewritten(fields, legible, edits, rewriting.examples())
+        if request is None:
+            prompt = Rewritten(prompt.sent, _leniently(prompt.sent))
         models = self.strategy.models
         key = label if label in models else _ALL_OTHERS
         choice = models.get(key) if chooses else None
-        lost = not dialect.takes_examples and bool(rewriting.examples())
+        lost = not dialect.takes_examples and rewriting.has_examples()
         use = StrategyUse(
             digest=self.digest,
             applied=tuple(rewriting.applied),
@@ -118,54 +137,71 @@ class CompiledStrategy:
 class _Rewriting:
     """One call's prompt on its way through a strategy; see `Rewriter`."""
 
+    __slots__ = ("_slots", "ambiguous", "applied", "roles", "unmatched")
+
     def __init__(self, slots: Mapping[str, Sequence[_Slot]]) -> None:
+        self.roles: Collection[str] = slots
         self._slots = slots
         # In order, each once.
         self.applied: dict[str, _Slot] = {}
         self.ambiguous: dict[str, None] = {}
         self.unmatched = 0
 
-    def looks_at(self, role: str) -> bool:
-        """See `Rewriter.looks_at`."""
-        return role in self._slots or role in LEADING
-
     def text(self, role: str, text: str) -> str | None:
         """See `Rewriter.text`."""
         ambiguous = []
-        for slot in self._slots.get(role, ()):
+        for slot in self._slots[role]:
             found = slot.original.match(text)
-            if found is Misfit.AMBIGUOUS:
-                ambiguous.append(slot.name)
-            elif not isinstance(found, Misfit):
+            if isinstance(found, dict):
                 self.applied[slot.name] = slot
                 filled = slot.template.fill(found)
                 return None if filled == text else filled
+            if found is Misfit.AMBIGUOUS:
+                ambiguous.append(slot.name)
         self.ambiguous.update(dict.fromkeys(ambiguous))
         self.unmatched += role in LEADING
         return None
 
-    def examples(self) -> Sequence[msgspec.Raw]:
-        """See `Rewriter.examples`."""
+    def has_examples(self) -> bool:
+        """See `Rewriter.has_examples`."""
+        return any(slot.messages.sent for slot in self.applied.values())
+
+    def examples(self) -> Examples:
+        """The messages of all demonstrations; to be asked for after all texts."""
         slots = self.applied.values()
         if len(slots) == 1:
             (slot,) = slots
             return slot.messages
-        # Slots may have some in common.
-        every = dict.fromkeys(example for slot in slots for example in slot.examples)
-        return _messages(every)
+        every: dict[bytes, Examples] = {}
+        for slot in slots:  # They may have some in common.
+            every |= slot.examples
+        return _joined(every)
 
 
 def _compiled(name: str, template: PromptTemplate) -> _Slot:
-    examples = tuple(
-        tuple(msgspec.json.encode(message) for message in demonstration)
-        for demonstration in template.demonstrations
-    )
+    examples = {}
+    for demonstration in template.demonstrations:
+        key = msgspec.json.encode(demonstration)
+        sent = [msgspec.Raw(msgspec.json.encode(message)) for message in demonstration]
+        examples[key] = Examples(sent, msgspec.json.decode(key))
     original, applied = Template(template.original), Template(template.template)
-    return _Slot(name, original, applied, examples, _messages(dict.fromkeys(examples)))
+    return _Slot(name, original, applied, examples, _joined(examples))
 
 
-def _messages(examples: Iterable[tuple[bytes, ...]]) -> tuple[msgspec.Raw, ...]:
-    return tuple(msgspec.Raw(message) for example in examples for message in example)
+def _joined(examples: Mapping[bytes, Examples]) -> Examples:
+    return Examples(
+        [message for example in examples.values() for message in example.sent],
+        [message for example in examples.values() for message in example.read],
+    )
+
+
+def _leniently(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """A prompt decoded for the record. What is not UTF-8 is left out, as the body with it is."""
+    found = {}
+    for name, value in sent.items():
+        with contextlib.suppress(ValueError):
+            found[name] = jsontext.decode(msgspec.json.encode(value))
+    return found
 
 
 def _by_role(slots: Sequence[tuple[str, _Slot]]) -> dict[str, list[_Slot]]:
@@ -174,7 +210,7 @@ def _by_role(slots: Sequence[tuple[str, _Slot]]) -> dict[str, list[_Slot]]:
     for role, slot in slots:
         found.setdefault(role, []).append(slot)
     # The two are one thing, and what an agent calls `developer` is `system` once it is put into chat completions.
-    leading = {role: found.get(role, []) for role in sorted(LEADING)}
+    leading = {role: found.get(role, []) for role in LEADING}
     return found | {
         role: [*own, *(slot for other in leading if other != role for slot in leading[other])]
         for role, own in leading.items()

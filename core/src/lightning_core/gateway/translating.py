@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects import TRANSLATORS, stored
 from lightning_core.gateway.dialects.base import Dialect
 from lightning_core.gateway.dialects.translated import TranslatedDialect
@@ -47,13 +46,13 @@ class Speech:
 
 
 async def translate(
-    dialect: Dialect, body: bytes, call_id: str, session: Session, recorder: Recorder
+    dialect: Dialect, request: dict[str, Any], call_id: str, session: Session, recorder: Recorder
 ) -> TranslatedDialect:
     """Put a request into the terms of chat completions.
 
     Args:
         dialect: its format.
-        body: the request.
+        request: the request, decoded.
         call_id: its Call's id.
         session: knows the conversations that it may go on with.
         recorder: knows those that the session has forgotten.
@@ -62,14 +61,13 @@ async def translate(
         Refusal: it is not of the format, goes on with a response that is not known, or asks for what chat completions
             cannot say.
     """
-    fields = _object(body)
     earlier: Sequence[Message] = ()
-    if (named := stored.previous(dialect.name, fields)) is not None:
+    if (named := stored.previous(dialect.name, request)) is not None:
         found = await earlier_of(named, session, recorder)
         if found is None:
             raise stored.unknown(named)
         earlier = found
-    return begin(dialect, fields, call_id, earlier)
+    return begin(dialect, request, call_id, earlier)
 
 
 def begin(
@@ -149,9 +147,3 @@ def lines_in_chat(lines: Sequence[Line]) -> list[Line]:
             line = line_of("Authorization", f"Bearer {value}")
         found.append(line)
     return found
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    value = jsontext.decode(body)
-    assert isinstance(value, dict)  # `read_fields` has looked
-    return value

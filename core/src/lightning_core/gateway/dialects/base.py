@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -18,8 +18,18 @@ from lightning_core.trace import Choice
 
 Fields = dict[str, msgspec.Raw]
 """A JSON object whose values are still bytes: only what must be changed is decoded."""
-LEADING = frozenset({"system", "developer"})
+LEADING = ("developer", "system")
 """The roles of messages that tell the model what it is."""
+
+
+class Rewritten(msgspec.Struct, frozen=True):
+    """The fields of a request that hold a rewritten prompt; none where it stays. Both forms share what was not replaced
+    with the request, and nobody changes it."""
+
+    sent: Mapping[str, Any] = {}
+    """As they go upstream: the agent's bytes, but for what was replaced and what is around it."""
+    read: Mapping[str, Any] = {}
+    """The same, decoded."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +43,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What the upstream gives beside the plain format, and is asked for."""
     index: int = 0
     """What is added to the seed: the call's index in the attempt, and a number of the rollout's own."""
-    prompt: Mapping[str, msgspec.Raw] = {}
-    """What a strategy made of the prompt, by field."""
+    prompt: Rewritten = Rewritten()
+    """What a strategy made of the prompt."""
     choice: ModelChoice | None = None
     """What a strategy says of model and sampling, which goes before all else; None says nothing."""
     stream_usage: bool = True
@@ -47,7 +57,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """The body to send."""
     overrides: dict[str, Any] = {}
-    """What differs from the agent's body; None marks a field that was taken out. A strategy's prompt is still bytes."""
+    """What differs from the agent's body; None marks a field that was taken out."""
     stream: bool = False
     """Whether the agent asked for a stream."""
     remake: bool = False
@@ -82,14 +92,23 @@ class Reply(msgspec.Struct, kw_only=True):
 class Rewriter(Protocol):
     """What replaces the texts of one request's prompt."""
 
-    def looks_at(self, role: str) -> bool:
-        """Whether it is to be asked of texts of this role."""
+    roles: Collection[str]
+    """Of whose texts it is to be asked."""
 
     def text(self, role: str, text: str) -> str | None:
         """What a text is replaced by; None leaves it."""
 
-    def examples(self) -> Sequence[msgspec.Raw]:
-        """Messages that belong before the first that is no `LEADING` one; to be asked for after all texts."""
+    def has_examples(self) -> bool:
+        """Whether messages belong before the first that is no `LEADING` one; to be asked after all texts."""
+
+
+class Edits(msgspec.Struct, frozen=True):
+    """What is replaced in a request's prompt."""
+
+    fields: Mapping[str, Any] = {}
+    """By field, and inwards by place and field: a dict goes further in, all else is what the value is replaced by."""
+    place: tuple[str, int] | None = None
+    """The field whose list examples go into, and the place that they go before; None where they cannot."""
 
 
 class Dialect(ABC):
@@ -129,8 +148,8 @@ class Dialect(ABC):
             msgspec.DecodeError: a field that must be changed is not of the format.
         """
 
-    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw] | None:
-        """The fields that a rewritten prompt changes; empty where it changes nothing, or is not of the format. None where
+    def rewrite(self, request: Mapping[str, Any], rewriter: Rewriter) -> Edits | None:
+        """What `rewriter` replaces in the prompt of a request, decoded; nothing where it is not of the format. None where
         the format has no prompt."""
         return None
 

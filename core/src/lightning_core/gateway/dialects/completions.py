@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
-from lightning_core.gateway.dialects.base import Fields, Rewriter
+from lightning_core.gateway.dialects.base import Edits, Rewriter
 from lightning_core.gateway.dialects.sampled import SampledDialect
 
 
@@ -43,18 +41,14 @@ class CompletionsDialect(SampledDialect):
         yield {**extras, "text": self.message_of(choice)["text"]}
         yield {"text": "", "logprobs": None, "finish_reason": choice.get("finish_reason")}
 
-    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
+    def rewrite(self, request: Mapping[str, Any], rewriter: Rewriter) -> Edits:
         """See `Dialect.rewrite`. The prompt, or each of several, is a user's text."""
-        if not rewriter.looks_at("user"):
-            return {}
-        try:
-            prompt = msgspec.json.decode(fields.get("prompt", b"null"))
-        except msgspec.DecodeError:
-            return {}
-        prompts = prompt if isinstance(prompt, list) else [prompt]
-        made = [rewriter.text("user", each) if isinstance(each, str) else None for each in prompts]
-        if made.count(None) == len(made):
-            return {}
-        texts = [old if new is None else new for old, new in zip(prompts, made, strict=True)]
-        sent = texts if isinstance(prompt, list) else texts[0]
-        return {"prompt": msgspec.Raw(msgspec.json.encode(sent))}
+        prompt = request.get("prompt")
+        if "user" not in rewriter.roles or not isinstance(prompt, (str, list)):
+            return Edits()
+        if isinstance(prompt, str):
+            made: Any = rewriter.text("user", prompt)
+            return Edits() if made is None else Edits({"prompt": made})
+        texts = [rewriter.text("user", one) if isinstance(one, str) else None for one in prompt]
+        edits = {at: text for at, text in enumerate(texts) if text is not None}
+        return Edits({"prompt": edits} if edits else {})

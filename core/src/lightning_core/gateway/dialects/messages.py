@@ -9,23 +9,18 @@ import msgspec
 
 from lightning_core.capability import Capability
 from lightning_core.gateway import jsontext
-from lightning_core.gateway.dialects.base import (
-    LEADING,
-    Fields,
-    Reply,
-    Rewriter,
-)
+from lightning_core.gateway.dialects.base import Edits, Fields, Reply, Rewriter
 from lightning_core.gateway.dialects.messages_arguments import INVALID
 from lightning_core.gateway.dialects.messages_blocks import Block, counted, finish_of, record_of
 from lightning_core.gateway.dialects.messages_events import error_body
 from lightning_core.gateway.dialects.native import NativeDialect, events
+from lightning_core.gateway.dialects.rewriting import content_edits, message_edits
 from lightning_core.gateway.dialects.sampled import message_of_error
 from lightning_core.gateway.refusal import Refusal
 from lightning_core.provider import ANTHROPIC
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.trace import Choice
 
-_NULL = msgspec.Raw(b"null")
 _GROWS = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -51,27 +46,11 @@ class MessagesDialect(NativeDialect):
         if "seed" in fields and not sampling.as_asked:
             changes["seed"] = None
 
-    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
+    def rewrite(self, request: Mapping[str, Any], rewriter: Rewriter) -> Edits:
         """See `Dialect.rewrite`. `system` is a text of its role, or each text in it; results of tools stay."""
-        changed: dict[str, msgspec.Raw] = {}
-        system = _rewritten(fields.get("system", _NULL), "system", rewriter)
-        if system is not None:
-            changed["system"] = system
-        messages = _decoded(fields.get("messages", _NULL), list[Fields]) or []
-        first, replaced = len(messages), False
-        for at, message in enumerate(messages):
-            role = _decoded(message.get("role", _NULL), str)
-            if role not in LEADING:
-                first = min(first, at)
-            content = _rewritten(message.get("content", _NULL), role, rewriter)
-            if content is not None:
-                message["content"] = content
-                replaced = True
-        examples = rewriter.examples()
-        if examples or replaced:
-            made = [*messages[:first], *examples, *messages[first:]]
-            changed["messages"] = msgspec.Raw(msgspec.json.encode(made))
-        return changed
+        system = content_edits(request.get("system"), "system", rewriter)
+        edits = message_edits("messages", request.get("messages"), rewriter)
+        return edits if system is None else Edits({"system": system, **edits.fields}, edits.place)
 
     def read(self, body: bytes) -> Reply:
         """See `Dialect.read`."""
@@ -170,28 +149,3 @@ def _reply(value: dict[str, Any], blocks: list[Any]) -> Reply:
         usage=counted(value.get("usage")),
         model=model if isinstance(model, str) else None,
     )
-
-
-def _rewritten(content: msgspec.Raw, role: str | None, rewriter: Rewriter) -> msgspec.Raw | None:
-    """A content as it is rewritten; None where it stays."""
-    if role is None or not rewriter.looks_at(role):
-        return None
-    texts = _decoded(content, str | list[dict[str, Any]])
-    if isinstance(texts, str):
-        made: Any = rewriter.text(role, texts)
-    else:
-        made = None
-        for block in texts or ():
-            text = block.get("text") if block.get("type") == "text" else None
-            if isinstance(text, str) and (new := rewriter.text(role, text)) is not None:
-                block["text"] = new
-                made = texts
-    return None if made is None else msgspec.Raw(msgspec.json.encode(made))
-
-
-def _decoded(raw: msgspec.Raw, kind: Any) -> Any:
-    """A value; None where it is not of this kind, of which the upstream says what is wrong with it."""
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError):
-        return None

@@ -30,7 +30,7 @@ class NativeDialect(Dialect):
         if terms.sampling is not None:
             self.fit(changes, fields, terms.sampling)
         stream = bytes(fields.get("stream", b"")) == b"true"
-        sent = changed(fields, changes) if changes else body
+        sent = changed(body, fields, changes, terms)
         return Prepared(body=sent, overrides=changes, stream=stream)
 
     def conceal(self, body: bytes, prepared: Prepared) -> bytes:

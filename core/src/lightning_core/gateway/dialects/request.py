@@ -69,8 +69,13 @@ def chosen_changes(fields: Fields, choice: ModelChoice, names: tuple[str, ...]) 
         choice: what it chooses.
         names: the format's fields for the bound on tokens; the last one is added where the agent sent none.
     """
-    chosen = {"model": choice.model, "temperature": choice.temperature, "top_p": choice.top_p}
-    changes: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    changes: dict[str, Any] = {}
+    if choice.model is not None:
+        changes["model"] = choice.model
+    if choice.temperature is not None:
+        changes["temperature"] = choice.temperature
+    if choice.top_p is not None:
+        changes["top_p"] = choice.top_p
     if choice.max_tokens is not None:
         sent = [name for name in names if bytes(fields.get(name, b"null")) != b"null"]
         changes |= dict.fromkeys(sent or names[-1:], choice.max_tokens)
@@ -93,11 +98,24 @@ def term_changes(fields: Fields, terms: Terms, names: tuple[str, ...]) -> dict[s
         changes |= max_token_changes(fields, terms.sampling, names)
     if terms.choice is not None:
         changes |= chosen_changes(fields, terms.choice, names)
-    changes |= terms.prompt
+    changes |= terms.prompt.read
     return changes
 
 
-def changed(fields: Fields, changes: dict[str, Any]) -> bytes:
-    """The body with its fields changed."""
-    body: dict[str, Any] = {**fields, **changes}
-    return msgspec.json.encode({key: value for key, value in body.items() if value is not None})
+def changed(body: bytes, fields: Fields, changes: dict[str, Any], terms: Terms) -> bytes:
+    """The body with its fields changed, and the prompt as it goes upstream; the very body where nothing is.
+
+    Args:
+        body: the agent's request.
+        fields: the same.
+        changes: its fields that change; None takes a field out.
+        terms: on what terms it goes upstream.
+    """
+    sent = terms.prompt.sent
+    if not changes and not sent:
+        return body
+    made = {**fields, **changes, **sent}
+    for name, value in changes.items():
+        if value is None:
+            del made[name]
+    return msgspec.json.encode(made)

@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from lightning_core.capability import Capability
 from lightning_core.gateway import jsontext
 from lightning_core.gateway.dialects.assembly import make_choice
-from lightning_core.gateway.dialects.base import (
-    LEADING,
-    Fields,
-    Reply,
-    Rewriter,
-)
+from lightning_core.gateway.dialects.base import Edits, Fields, Reply, Rewriter
 from lightning_core.gateway.dialects.native import NativeDialect, events
 from lightning_core.gateway.dialects.responses_items import Item, as_list, message_of
 from lightning_core.gateway.dialects.responses_reply import INCOMPLETE
+from lightning_core.gateway.dialects.rewriting import content_edits, message_edits
 from lightning_core.gateway.dialects.sampled import message_of_error
 from lightning_core.sampling import SamplingPolicy
 
 _NO_FIELD = ("top_k", "seed")
 _ECHOED = frozenset({"instructions", "tools"})
 _DONE = b"[DONE]"
-_NULL = msgspec.Raw(b"null")
+_TEXTS = ("input_text", "output_text")
 _DELTAS: Final = {
     "response.output_text.delta": ("content", "output_text", "text"),
     "response.refusal.delta": ("content", "refusal", "refusal"),
@@ -53,28 +47,23 @@ class ResponsesDialect(NativeDialect):
         """See `NativeDialect.fit`."""
         changes |= dict.fromkeys(name for name in _NO_FIELD if name in changes)
 
-    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw]:
+    def rewrite(self, request: Mapping[str, Any], rewriter: Rewriter) -> Edits:
         """See `Dialect.rewrite`. `instructions` are a system text, a bare `input` is a user's, and a function's output is one of
         a tool's. A request that goes on from a stored response has no examples: the first one had them."""
-        changed: dict[str, msgspec.Raw] = {}
-        instructions = _rewritten(_decoded(fields, "instructions"), "system", rewriter)
+        instructions = content_edits(request.get("instructions"), "system", rewriter, _TEXTS)
+        given = request.get("input")
+        edits = message_edits("input", given, rewriter, _TEXTS, _said)
+        fields, place = dict(edits.fields), edits.place
         if instructions is not None:
-            changed["instructions"] = _encoded(instructions)
-        given = _decoded(fields, "input")
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            return changed
-        made = [_rewritten_item(item, rewriter) for item in items]
-        sent = [old if new is None else new for old, new in zip(items, made, strict=True)]
-        goes_on = any(_decoded(fields, name) for name in ("previous_response_id", "conversation"))
-        examples = [] if goes_on else rewriter.examples()
-        if examples:
-            roles = [item.get("role") for item in items]
-            first = next((n for n, role in enumerate(roles) if role not in LEADING), len(items))
-            changed["input"] = _encoded([*sent[:first], *examples, *sent[first:]])
-        elif made.count(None) < len(made):
-            changed["input"] = _encoded(sent[0]["content"] if isinstance(given, str) else sent)
-        return changed
+            fields["instructions"] = instructions
+        goes_on = any(map(request.get, ("previous_response_id", "conversation")))
+        if isinstance(given, str):
+            text, place = content_edits(given, "user", rewriter), ("input", 0)
+            if rewriter.has_examples() and not goes_on:
+                fields["input"] = [{"role": "user", "content": given if text is None else text}]
+            elif text is not None:
+                fields["input"] = text
+        return Edits(fields, None if goes_on else place)
 
     def read(self, body: bytes) -> Reply:
         """See `Dialect.read`."""
@@ -191,41 +180,9 @@ def _logprobs(output: Sequence[Any]) -> list[Any] | None:
     return values or None
 
 
-def _rewritten_item(item: Item, rewriter: Rewriter) -> Item | None:
-    """An item as it is rewritten; None where it stays."""
-    kind, name, role = item.get("type", "message"), "content", item.get("role")
+def _said(item: Item) -> tuple[str, Any]:
+    """The field of an item that holds its text or parts, and whose it is; nobody's where it is no message."""
+    kind = item.get("type", "message")
     if kind == "function_call_output":
-        name, role = "output", "tool"
-    elif kind != "message" or not isinstance(role, str):
-        return None
-    new = _rewritten(item.get(name), role, rewriter)
-    return None if new is None else {**item, name: new}
-
-
-def _rewritten(content: Any, role: str, rewriter: Rewriter) -> Any:
-    """A text, or the texts of parts, as they are rewritten; None where they stay."""
-    if not rewriter.looks_at(role):
-        return None
-    if isinstance(content, str):
-        return rewriter.text(role, content)
-    changed = False
-    parts = list(content) if isinstance(content, list) else []
-    for at, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type") not in ("input_text", "output_text"):
-            continue
-        text = part.get("text")
-        if isinstance(text, str) and (new := rewriter.text(role, text)) is not None:
-            parts[at], changed = {**part, "text": new}, True
-    return parts if changed else None
-
-
-def _decoded(fields: Fields, name: str) -> Any:
-    """A field; None where it cannot be read, of which the upstream says what is wrong with it."""
-    try:
-        return msgspec.json.decode(fields.get(name, _NULL))
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
-def _encoded(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+        return "output", "tool"
+    return "content", item.get("role") if kind == "message" else None

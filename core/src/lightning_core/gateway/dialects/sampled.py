@@ -120,7 +120,7 @@ class SampledDialect(Dialect):
             hide_usage = True
             changes["stream_options"] = {**options, "include_usage": True}
         return Prepared(
-            body=changed(fields, changes) if changes else body,
+            body=changed(body, fields, changes, terms),
             overrides=changes,
             stream=stream,
             remake=remake,

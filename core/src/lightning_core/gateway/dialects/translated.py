@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from lightning_core.gateway.dialects.base import Dialect, Fields, Prepared, Reply, Rewriter, Terms
+from lightning_core.gateway.dialects.base import (
+    Dialect,
+    Edits,
+    Fields,
+    Prepared,
+    Reply,
+    Rewriter,
+    Terms,
+)
 from lightning_core.gateway.dialects.chat import ChatDialect
 from lightning_core.gateway.dialects.translation import Sieve, Translation
 from lightning_core.gateway.refusal import Refusal
@@ -46,9 +54,9 @@ class TranslatedDialect(Dialect):
         """See `Dialect.prepare`; `body` is the agent's and says no more."""
         return _chat.prepare(self._body, fields, terms)
 
-    def rewrite(self, fields: Fields, rewriter: Rewriter) -> Mapping[str, msgspec.Raw] | None:
-        """See `Dialect.rewrite`."""
-        return _chat.rewrite(fields, rewriter)
+    def rewrite(self, request: Mapping[str, Any], rewriter: Rewriter) -> Edits:
+        """See `Dialect.rewrite`; `request` is the one in the terms of chat completions."""
+        return _chat.rewrite(request, rewriter)
 
     def read(self, body: bytes) -> Reply:
         """See `Dialect.read`."""
