@@ -11,7 +11,7 @@ from lightning_core.prompts import Prompts, find_prompts
 from lightning_core.runs import RunConfig
 from lightning_core.server import Server, ServerConfig
 from lightning_core.store.sqlite import SQLiteStore
-from lightning_core.strategy import PromptTemplate, Strategy
+from lightning_core.strategy import PromptTemplate, Provenance, Strategy
 from lightning_core.template import Template
 from lightning_core.tokens import Scope
 
@@ -109,3 +109,42 @@ async def test_a_run_is_read_from_a_server_too(folder, capsys, monkeypatch):
 def test_a_run_that_is_not_there_is_one_clear_error(folder, capsys):
     assert main(["prompts", "none"]) == 1
     assert "run `none`: not found" in capsys.readouterr().err
+
+
+def fit(capsys, folder, strategy):
+    path = folder.path / "given.json"
+    strategy.dump(path)
+    assert main(["prompts", "demo", "--strategy", str(path)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_strategy_of_this_agent_is_said_to_fit(folder, capsys, traces):
+    lines = fit(capsys, folder, find_prompts(traces).strategy())
+    assert lines[0].startswith("fingerprint ")
+    assert lines[0].endswith(": that of this agent's prompts")
+    assert lines[1:] == ["`write.system`: fits 6 calls"]
+
+
+def test_what_of_another_agent_s_strategy_fits_is_told_and_what_does_not(folder, capsys):
+    slots = {
+        "mine": PromptTemplate(template="{x}!", original="{x}"),
+        "write": PromptTemplate(template="Sing!", original="Sing.", label="write"),
+        "read": PromptTemplate(template="Hi."),
+    }
+    given = Strategy(
+        prompt_templates=slots,
+        decision_rules={"max_attempts": 3},
+        provenance=Provenance(agent="singer.py:agent", fingerprint="ab" * 32),
+    )
+    lines = fit(capsys, folder, given)
+    assert lines[0].startswith(f"fingerprint {'ab' * 8}, made for `singer.py:agent`; this agent's")
+    assert lines[1:] == [
+        "`mine`: fits 12 calls",
+        "`write`: fits 0 calls, 6 others of its label not",
+        "not found in traffic, as the agent's code reads it by name: `read`, `max_attempts`",
+    ]
+
+
+def test_a_fit_is_not_mixed_with_the_list(folder, capsys):
+    assert main(["prompts", "demo", "--strategy", "s.json", "--json"]) == 2
+    assert "`--strategy` goes with `--server` alone" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -13,9 +13,12 @@ from rich.text import Text
 from lightning_core.cli.reading import read_traces
 from lightning_core.cli.render import clip, counted
 from lightning_core.cli.terminal import console
+from lightning_core.gateway.tally import tally
 from lightning_core.prompts import Prompt, Prompts, find_prompts
 from lightning_core.shown import shown
+from lightning_core.strategy import Strategy
 from lightning_core.template import Template
+from lightning_core.trace import Trace
 
 
 @click.command("prompts")
@@ -27,14 +30,34 @@ from lightning_core.template import Template
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write a strategy that changes nothing, for you to edit.",
 )
+@click.option(
+    "--strategy",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Instead of the list: what of this strategy fits the agent.",
+)
 @click.option("--server", help="Read from this server; its admin token in LIGHTNING_CORE_TOKEN.")
-def command(run: str, full: bool, as_json: bool, output: Path | None, server: str | None) -> None:
+def command(
+    run: str,
+    full: bool,
+    as_json: bool,
+    output: Path | None,
+    strategy: Path | None,
+    server: str | None,
+) -> None:
     """List the prompts of RUN's agent, found in its traffic: with their holes, where each is used, how sure that is.
 
     RUN is named as with `show`.
     """
+    if strategy is not None and (as_json or output is not None or full):
+        raise click.UsageError("`--strategy` goes with `--server` alone")
+    loaded = None if strategy is None else Strategy.load(strategy)
     traces = read_traces(run, server=server).traces
     found = find_prompts(traces)
+    if loaded is not None:
+        for fit in _fit(loaded, found, traces):
+            console().print(fit)
+        return
     if output is not None:
         name = next((trace.rollout.run for trace in traces), run)
         found.strategy(run=name).dump(output)
@@ -58,6 +81,32 @@ def command(run: str, full: bool, as_json: bool, output: Path | None, server: st
                 f"wrote {output}: edit `template`, then `lightning-core serve --strategy {output}`"
             )
         )
+
+
+def _fit(strategy: Strategy, found: Prompts, traces: Sequence[Trace]) -> Iterator[Text]:
+    """What of a strategy fits an agent, by its traffic."""
+    made = strategy.provenance
+    counts = tally(strategy, [call for trace in traces for call in trace.calls])
+    if made.fingerprint == found.fingerprint:
+        yield Text(f"fingerprint {made.fingerprint[:16]}: that of this agent's prompts")
+    else:
+        of = f", made for `{clip(made.agent, False)}`" if made.agent else ""
+        yield Text(
+            f"fingerprint {made.fingerprint[:16] or 'none'}{of}; this agent's prompts have {found.fingerprint[:16]}."
+            " What fits is applied, what does not passes unchanged",
+            style="yellow",
+        )
+    for name, count in counts.slots.items():
+        missed = f", {counted(count.missed, 'other')} of its label not" if count.missed else ""
+        yield Text(
+            f"`{clip(name, False)}`: fits {counted(count.matched, 'call')}{missed}",
+            style="" if count.matched else "yellow",
+        )
+    read = [name for name, each in strategy.prompt_templates.items() if not each.original]
+    read += [*strategy.decision_rules, *strategy.interaction_patterns]
+    if read:
+        names = ", ".join(f"`{clip(name, False)}`" for name in read)
+        yield Text(f"not found in traffic, as the agent's code reads it by name: {names}")
 
 
 def _print(out: Console, prompt: Prompt, full: bool) -> None:

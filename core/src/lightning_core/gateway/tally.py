@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from lightning_core.gateway.dialects import DIALECTS
 from lightning_core.gateway.strategy import CompiledStrategy
+from lightning_core.strategy import Strategy
 from lightning_core.trace import Call
 
 
@@ -44,3 +48,21 @@ class Tally:
                 count.matched += 1
             else:
                 count.missed += 1
+
+
+def tally(strategy: Strategy, calls: Iterable[Call]) -> Tally:
+    """What a strategy would match of calls that were recorded.
+
+    Raises:
+        UsageError: a template cannot be read.
+    """
+    compiled = CompiledStrategy(strategy)
+    found = Tally(compiled)
+    dialects = {dialect.name: dialect for dialect in DIALECTS}
+    for call in calls:
+        fields = {name: msgspec.Raw(msgspec.json.encode(v)) for name, v in call.request.items()}
+        applied = compiled.apply(
+            dialects[call.dialect], fields, call.request, call.label, chooses=False
+        )
+        found.add(msgspec.structs.replace(call, strategy=applied.use, tries=()))
+    return found
