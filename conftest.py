@@ -1,12 +1,18 @@
 """What all tests share."""
 
 import contextlib
+import json
+import shutil
 import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 VERL = "backends/verl/"
+NPM = {"openai": "6.49.0", "@anthropic-ai/sdk": "1.14.0"}
+"""The official clients of npm; of `openai` the last release that is for Node 20."""
 
 
 def pytest_configure() -> None:
@@ -43,3 +49,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `node_modules` with the official clients."""
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("needs node and npm")
+    folder = tmp_path_factory.mktemp("npm")
+    (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": NPM}))
+    done = subprocess.run(
+        ["npm", "install", "--no-audit", "--no-fund", "--silent"],
+        cwd=folder, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"npm cannot install {', '.join(NPM)}: {done.stderr.strip()[-300:]}")
+    return folder / "node_modules"

@@ -25,8 +25,6 @@ COMMANDS = {
     for command in re.findall(r"lightning-core (?:.*\\\n)*.*", text)
 }
 """The commands of the page by the name that each gives its run."""
-NPM = {"private": True, "dependencies": {"openai": "6.49.0"}}
-"""The last release of the `openai` package that is for Node 20."""
 CAPITALS = {"France": "Paris", "Peru": "Lima"}
 
 needs_shell = pytest.mark.skipif(
@@ -35,22 +33,6 @@ needs_shell = pytest.mark.skipif(
 needs_litellm = pytest.mark.skipif(
     importlib.util.find_spec("litellm") is None, reason="pip install litellm"
 )
-
-
-@pytest.fixture(scope="session")
-def packages(tmp_path_factory):
-    """A folder with the `openai` package of npm."""
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("needs node and npm")
-    folder = tmp_path_factory.mktemp("npm")
-    (folder / "package.json").write_text(json.dumps(NPM))
-    done = subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "--silent"],
-        cwd=folder, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    if done.returncode:
-        pytest.skip(f"npm cannot install `openai`: {done.stderr.strip()[-300:]}")
-    return folder / "node_modules"
 
 
 @pytest.fixture
@@ -62,8 +44,8 @@ def page(folder):
 
 
 @pytest.fixture
-def node(page, packages):
-    (page / "node_modules").symlink_to(packages)
+def node(page, npm_packages):
+    (page / "node_modules").symlink_to(npm_packages)
 
 
 @pytest.fixture

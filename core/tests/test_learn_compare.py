@@ -1,5 +1,6 @@
 """A gain on the same tasks, and an interval that holds what it should."""
 
+import math
 import random
 
 import pytest
@@ -92,6 +93,12 @@ def test_what_is_said_of_a_gain_is_what_its_interval_allows(low, high, said):
         "0.500 before, 0.600 after; gain +0.100, 95 % interval"
         f" [{low:+.3f}, {high:+.3f}] over 40 tasks of 8 kinds{said}"
     )
+
+
+@given(st.floats(-1, 1), st.integers(5, 60))
+def test_where_all_values_are_the_same_the_interval_is_that_point(value, count):
+    found = interval([[value]] * count, draws=50, seed=0)
+    assert found == (math.fsum([value] * count) / count,) * 2
 
 
 def test_kinds_are_resampled_whole():

@@ -30,6 +30,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only the first so many of --train")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--budget", help='of --backend prompt, such as "500 rollouts"')
+    parser.add_argument("--reflection-model", help="of --backend prompt: writes new prompts")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the backend's own",
+    )
     given = parser.parse_args()
     result = lc.optimize_sync(
         f"{HERE / 'agent.py'}:agent",
@@ -39,6 +47,8 @@ def main() -> None:
             steps=given.steps,
             group_size=given.group_size,
             budget=given.budget,
+            reflection_model=given.reflection_model,
+            options=dict(each.split("=", 1) for each in given.set),
         ),
         val=given.val,
         reward=score,

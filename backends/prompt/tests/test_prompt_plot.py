@@ -54,6 +54,14 @@ def test_every_scored_candidate_is_a_point_of_its_phases_own_mark_with_its_inter
     assert points.get_marker() != bars["demonstrations"].lines[0].get_marker()
 
 
+def test_a_mean_outside_of_its_interval_is_drawn_too():
+    points = [scored(60, 0.8, low=0.8000000000000002, high=0.9), scored(80, 0.5, low=0.1, high=0.4)]
+    (bars,) = figure_of("run", BASE, points, end=None).axes[0].containers
+    (spread,) = bars.lines[2]
+    ends = [[float(y) for _, y in segment] for segment in spread.get_segments()]
+    assert ends == [[0.8, pytest.approx(0.9)], [pytest.approx(0.1), 0.5]]
+
+
 def test_the_picture_is_written_into_the_run_folder(run_folder):
     path = draw_scores(run_folder, BASE, CANDIDATES, end=(150, "2 of 2 USD"))
     assert path == run_folder / "scores.png"

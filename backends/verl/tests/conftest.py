@@ -24,6 +24,18 @@ def verl_python():
     return python
 
 
+@pytest.fixture(scope="session")
+def make_tiny(verl_python):
+    """Write a Hugging Face folder with a tiny random model of so many places."""
+    program = Path(__file__).parent / "make_tiny.py"
+
+    def make(folder, *, places=512):
+        command = [verl_python, program, folder, str(places)]
+        subprocess.run(command, check=True, env=environment.environ())
+
+    return make
+
+
 AGENT = '''
 from openai import OpenAI
 
@@ -55,7 +67,7 @@ class Optimized(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def optimize_by_verl(tmp_path_factory, verl_python):
+def optimize_by_verl(tmp_path_factory, verl_python, make_tiny):
     """Optimises an agent of two turns with a tiny random model, on processors, from the command line.
 
     Called with the run's name, verl's keys as `KEY=VALUE`, and options; returns the run's folder and what the command
@@ -66,8 +78,7 @@ def optimize_by_verl(tmp_path_factory, verl_python):
     for name, prefix in (("tasks", "t"), ("val", "v")):
         lines = [{"id": f"{prefix}{n}", "input": f"Say {prefix} {n}."} for n in range(3)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = Path(__file__).parent / "make_tiny.py"
-    subprocess.run([verl_python, made, folder / "tiny"], check=True, env=environment.environ())
+    make_tiny(folder / "tiny")
 
     def optimize(name, given, *, steps, algorithm="grpo", resume=False):
         keys = ["platform=cpu", f"python={verl_python}", *given]

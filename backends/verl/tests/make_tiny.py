@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder with a tiny random model, run by the verl environment's Python: `make_tiny.py FOLDER`."""
+"""Writes a Hugging Face folder with a tiny random model, run by the verl environment's Python: `make_tiny.py FOLDER PLACES`."""
 
 import sys
 
@@ -13,7 +13,7 @@ TEMPLATE = (
 )
 
 
-def main(folder):
+def main(folder, places):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *letters])}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -34,7 +34,7 @@ def main(folder):
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
-            max_position_embeddings=512,
+            max_position_embeddings=places,
             initializer_range=0.2,
             # vLLM on a processor keeps a copy of tied embeddings, which new weights must reach.
             tie_word_embeddings=True,
@@ -48,4 +48,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

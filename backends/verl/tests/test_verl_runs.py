@@ -78,8 +78,6 @@ class Folder:
         for name, texts in TASKS.items():
             lines = [json.dumps({"id": f"t{n}", "input": text}) for n, text in enumerate(texts)]
             (path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-        made = Path(__file__).parent / "make_tiny.py"
-        subprocess.run([python, made, path / "tiny"], check=True, env=environment.environ())
 
     def start(self, name, tasks, *options, env=None):
         """Start an optimisation; whoever starts it waits for it."""
@@ -115,8 +113,10 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, verl_python):
-    return Folder(tmp_path_factory.mktemp("runs"), verl_python)
+def folder(tmp_path_factory, verl_python, make_tiny):
+    made = Folder(tmp_path_factory.mktemp("runs"), verl_python)
+    make_tiny(made.path / "tiny")
+    return made
 
 
 def until(process, condition):

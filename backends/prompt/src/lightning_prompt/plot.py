@@ -86,17 +86,17 @@ def _draw_baseline(axes: Axes, baseline: Scored) -> None:
 def _draw_candidates(axes: Axes, scored: Sequence[Scored]) -> None:
     by_phase = groupby(sorted(scored, key=lambda c: c.phase), key=lambda c: c.phase)
     for number, (phase, group) in enumerate(by_phase):
-        points = list(group)
+        points = [(c, c.mean or 0.0) for c in group]
         look: dict[str, Any] = {
             "color": _COLOURS[number % len(_COLOURS)],
             "marker": _MARKERS[number % len(_MARKERS)],
             "zorder": 3,  # above the line of the best, which would hide intervals
         }
-        means = [c.mean or 0.0 for c in points]
-        below = [m - (m if c.low is None else c.low) for m, c in zip(means, points, strict=True)]
-        above = [(m if c.high is None else c.high) - m for m, c in zip(means, points, strict=True)]
+        # Where the rewards of few tasks are one-sided, their mean may lie outside of the interval.
+        below = [max(0.0, mean - (mean if c.low is None else c.low)) for c, mean in points]
+        above = [max(0.0, (mean if c.high is None else c.high) - mean) for c, mean in points]
         axes.errorbar(
-            [c.rollouts for c in points], means, yerr=[below, above], label=_plain(phase), linestyle="none",
+            [c.rollouts for c, _ in points], [mean for _, mean in points], yerr=[below, above], label=_plain(phase), linestyle="none",
             markersize=5, elinewidth=0.8, capsize=2, **look,
         )  # fmt: skip
 

@@ -119,7 +119,7 @@ def interval(
     found = []
     for _ in range(draws):
         sums, sizes = zip(*draw.choices(whole, k=count), strict=True)
-        found.append(sum(sums) / sum(sizes))
+        found.append(math.fsum(sums) / sum(sizes))
     found.sort()
     tail = statistics.NormalDist().cdf(-math.sqrt(count / (count - 1)) * t_quantile(count - 1))
     return _quantile(found, tail), _quantile(found, 1.0 - tail)
