@@ -42,12 +42,15 @@ def test_a_step_is_learnt_from_the_agent_s_own_calls(
     assert f"lightning-core export --run {run.name} --format hf" in done.stdout
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     (step,) = (line for line in lines if "tokens/trainable" in line)
-    assert (step["rollouts/scored"], step["tokens/trainable"]) == (12, 12 * 16)
+    assert step["rollouts/scored"] == 12
     shown = subprocess.run(
         [sys.executable, "-m", "lightning_core.cli", "show", run.name, "--json"],
         cwd=folder, capture_output=True, text=True, check=True,
     )  # fmt: skip
     calls = [call for line in shown.stdout.splitlines() for call in json.loads(line)["calls"]]
+    learnt = [call for call in calls if call["mode"] == "train"]
+    said = sum(len(choice["token_ids"]) for call in learnt for choice in call["choices"])
+    assert step["tokens/trainable"] == said > 0
     assert {call["dialect"] for call in calls} == {dialect}
     assert {call["token_source"] for call in calls} == {"engine"}
     assert len({call["agent"] for call in calls}) == 1

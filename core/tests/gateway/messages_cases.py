@@ -297,6 +297,9 @@ CASES: dict[str, Case] = {
     "no blank line at the end": Case(
         [], {"content": "Hello"}, [said("Hello")], raw=PLAIN.stream.removesuffix(b"\n\n")
     ),
+    "no end but a reason": Case(
+        [], {"content": "Hello"}, [said("Hello")], raw=PLAIN.stream.removesuffix(DONE)
+    ),
     "usage in every event": Case(
         [], {"content": "Hello"}, [said("Hello")],
         raw=wire(
@@ -370,7 +373,4 @@ FAILING: dict[str, Failing] = {
     ),
     "a cut between events": Failing(wire(_SOME), "so far"),
     "a cut within an event": Failing(wire([*_SOME, chunk({"content": "!"})])[:-30], "so far"),
-    "an end without its mark": Failing(
-        wire([*_SOME, chunk({}, "stop"), chunk(None, usage=USAGE)]), "so far"
-    ),
 }  # fmt: skip

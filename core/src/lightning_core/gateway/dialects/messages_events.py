@@ -150,10 +150,11 @@ class MessagesSieve:
         return b"".join([self._translated(item) for item in data]) if data else ready
 
     def close(self) -> bytes:
-        """See `Sieve.close`."""
-        return b"".join(
-            [self._translated(item, last=True) for item in payloads(self._events.close())]
-        )
+        """See `Sieve.close`. A reply that has said why it ends is whole without the stream's own end."""
+        out = [self._translated(item, last=True) for item in payloads(self._events.close())]
+        if self._stop["stop_reason"] is not None and not self._ended:
+            out.append(self._finish())
+        return b"".join(out)
 
     def _translated(self, data: bytes, *, last: bool = False) -> bytes:
         if self._ended:
