@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from lightning_core.errors import UsageError
+from lightning_core.instrument.context import PLACEHOLDER_KEY
 from lightning_core.runs import RunConfig
 from lightning_core.testing import ScriptedServer
 from lightning_core.trace import Trace
@@ -87,6 +88,10 @@ def killing_driver(question):
         os.kill(parent(raylet), signal.SIGKILL)
         time.sleep(3600)
     return question
+
+
+def seeing(question):
+    return os.environ["GEMINI_API_KEY"]
 
 
 def here(question):
@@ -290,6 +295,14 @@ class TestWholeRuns:
         for path in project.folder.rglob("*"):
             assert not path.is_file() or b"lc1." not in path.read_bytes(), path
         assert project.left() == []
+
+    def test_an_agent_is_not_shown_the_provider_s_key(self, project):
+        pytest.importorskip("litellm")
+        done = project.run(
+            "--model", "gemini/gemini-2.0-flash", agent="agents.py:seeing", GEMINI_API_KEY="sk-secret-77"
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert {trace.output for trace in project.traces().values()} == {PLACEHOLDER_KEY}
 
     def test_ctrl_c_ends_ray_and_the_workers_which_only_this_machine_can_reach(self, project):
         process = project.start("--workers", "2", "--concurrency", "1", agent="agents.py:hanging")

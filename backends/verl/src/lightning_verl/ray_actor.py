@@ -34,6 +34,8 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The folder to run in; None keeps the one that Ray has made for the job."""
     scratch: str | None
     """Where the log may lie until it is fetched; None takes the node's usual place."""
+    hidden: frozenset[str] = frozenset()
+    """Environment variables of the node whose values it must not get; where one is set, it gets a placeholder."""
     version: str = lightning_core.__version__
     """The release of lightning-core that the run has."""
 
@@ -79,7 +81,7 @@ class NodeWorker:
         self._shown = wanted.log
         child = Child(
             wanted.what, "lightning_core.worker", wanted.arguments,
-            log=Path(self._place.name) / "worker.log", secret=wanted.token,
+            log=Path(self._place.name) / "worker.log", secret=wanted.token, hidden=wanted.hidden,
         )  # fmt: skip
         self._child = child
         try:

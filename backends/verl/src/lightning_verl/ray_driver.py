@@ -145,6 +145,7 @@ class Driver:
             log=start.log,
             folder=self._folder,
             scratch=self.scratch,
+            hidden=start.hidden,
         )
         actor = (
             ray.remote(NodeWorker)

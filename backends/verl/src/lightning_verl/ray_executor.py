@@ -223,6 +223,7 @@ class _Driver:
             arguments=order.arguments,
             token=order.token,
             log=str(order.log.absolute()),
+            hidden=order.hidden,
         )
         self.send(start)
         return self._numbers, ready, ended

@@ -31,6 +31,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """The worker's token."""
     log: str
     """The file to which its log is appended."""
+    hidden: frozenset[str] = frozenset()
+    """Environment variables whose values it must not get."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
