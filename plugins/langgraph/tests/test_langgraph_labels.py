@@ -323,6 +323,26 @@ async def test_concurrent_attempts_in_tasks_stay_apart(stage):
     assert [stage.wrong(scope, ASYNC + REACT) for scope in scopes] == [[]] * 8
 
 
+@pytest.mark.parametrize("way", [*sync_ways(), *async_ways()])
+async def test_of_concurrent_rollouts_each_call_has_its_own_labels(stage, way):
+    """With the other ways, 1,824 calls."""
+    stage.server.respond(use_tools)
+    graph, agent = wide_graph(), react_agent()
+    given = ((graph, {"said": []}), (agent, REACT_INPUT))
+
+    async def one(scope: Scope) -> None:
+        with attempt(scope):
+            for each, value in given:
+                if way in async_ways():
+                    await async_ways()[way](each, value)
+                else:
+                    await asyncio.to_thread(sync_ways()[way], each, value)
+
+    scopes = [stage.scope(f"a{n}") for n in range(8)]
+    await asyncio.gather(*map(one, scopes))
+    assert [stage.wrong(scope, (WIDE + REACT) * runs(way)) for scope in scopes] == [[]] * 8
+
+
 def test_a_thread_of_old_is_labelled_where_the_config_is_handed_on(stage):
     """It has no context of ours, but LangChain announces the call with its parent."""
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
