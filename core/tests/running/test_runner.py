@@ -23,7 +23,7 @@ from lightning_core.errors import (
 from lightning_core.folder import RunFolder
 from lightning_core.plugins import hookimpl, load
 from lightning_core.rollout import Cause, Mode
-from lightning_core.running import runner as runner_module
+from lightning_core.running import attendance
 from lightning_core.running.launch import LaunchPlan, launched
 from lightning_core.runs import RolloutRequest, RunConfig
 from lightning_core.server import Server, ServerConfig
@@ -101,7 +101,9 @@ async def test_a_server_that_restarts_under_a_run_loses_nothing(tmp_path, plan):
             rollouts = asyncio.create_task(run.rollouts(requests()))
             await holding.wait()
             await server.close()
-            asking = asyncio.create_task(run.worker_lost("nobody", "not there", seen=0.0))
+            asking = asyncio.create_task(
+                run.attendance.worker_lost("nobody", "not there", seen=0.0)
+            )
             while "waiting for the server" not in notes:
                 await asyncio.sleep(0.02)
             server = Server(config)
@@ -234,8 +236,8 @@ async def test_workers_get_a_workers_token(tmp_path, plan, monkeypatch):
 async def test_without_any_worker_the_user_is_told_and_the_run_goes_on(
     tmp_path, plan, monkeypatch, caplog
 ):
-    monkeypatch.setattr(runner_module, "_WORKER_SECONDS", 0.2)
-    monkeypatch.setattr(runner_module, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(attendance, "_WORKER_SECONDS", 0.2)
+    monkeypatch.setattr(attendance, "_LOOK_SECONDS", 0.05)
     told = asyncio.Event()
 
     def listener(counts):

@@ -32,7 +32,8 @@ from lightning_core.rollout import Mode
 from lightning_core.running.live import LiveProgress
 from lightning_core.running.patience import PATIENCE
 from lightning_core.running.progress import ProgressListener
-from lightning_core.running.runner import DRAIN_SECONDS, ServedRun
+from lightning_core.running.publishing import DRAIN_SECONDS
+from lightning_core.running.runner import ServedRun
 from lightning_core.running.workforce import Workforce
 from lightning_core.runs import RunConfig
 from lightning_core.server.process import ServerProcess
@@ -212,8 +213,8 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
             await _claim(plan.config, base.client)
         if base.engine is not None:
             if plan.server is not None:
-                stack.push_async_callback(run.withdraw)
-            await run.serve(base.engine, base.endpoints, version=0)
+                stack.push_async_callback(run.publishing.withdraw)
+            await run.publishing.serve(base.engine, base.endpoints, version=0)
         for died in base.deaths:
             run.watch(died())
         await stack.enter_async_context(run.following())
@@ -228,7 +229,7 @@ async def launched(plan: LaunchPlan) -> AsyncIterator[ServedRun]:
             hidden = frozenset() if base.engine is None else base.engine.secrets
             ordered = partial(_worker, plan, make, base.url, token, hidden)
             force = await stack.enter_async_context(
-                Workforce(run, ordered, names, plan.config.concurrency)
+                Workforce(run.attendance, ordered, names, plan.config.concurrency)
             )
             run.watch(force.died())
         else:

@@ -74,11 +74,11 @@ async def optimize(
         **options,
     )
     async with launched(plan) as run:
-        if run.engine is not None and not config.allow_retokenized:
+        if run.publishing.engine is not None and not config.allow_retokenized:
             # What an engine gives is exact only once it has started.
             require(
-                backend.needs, run.engine.gives, by=f"backend `{backend.name}`",
-                of=f"engine `{run.engine.name}`",
+                backend.needs, run.publishing.engine.gives, by=f"backend `{backend.name}`",
+                of=f"engine `{run.publishing.engine.name}`",
             )  # fmt: skip
         try:
             artifact = await backend.optimize(run)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,68 +13,27 @@ from typing import Any, Final
 
 import msgspec
 
-from lightning_core.capability import Capability, require
-from lightning_core.client import Client, WorkerEnd
-from lightning_core.engine import Endpoint, Engine
-from lightning_core.errors import (
-    CapabilityError,
-    EngineError,
-    FormatError,
-    LightningError,
-    WireError,
-)
+from lightning_core.client import Client
+from lightning_core.errors import FormatError, LightningError, WireError
 from lightning_core.folder import RunFolder
 from lightning_core.grading import RewardFunction
 from lightning_core.plugins import Plugins
 from lightning_core.records import Json
-from lightning_core.rollout import Cause, Rollout, RolloutStatus
+from lightning_core.rollout import Rollout
+from lightning_core.running.attendance import Attendance
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.running.progress import Progress, ProgressListener
+from lightning_core.running.publishing import DRAIN_SECONDS, Publishing
 from lightning_core.running.scoring import Scoring
 from lightning_core.runs import Access, RolloutRequest, Run, RunConfig
 from lightning_core.task import Task
 from lightning_core.trace import Trace
-from lightning_core.wire import Event, EventKind, ServedPolicy
+from lightning_core.wire import EventKind
 
 log = logging.getLogger("lightning_core.run")
 
 _GRADERS: Final = 8
-DRAIN_SECONDS: Final = 120.0
-"""Seconds that model calls under way have to end before new weights are loaded."""
-_WITHDRAW_SECONDS: Final = 10.0
 _PAGE: Final = 1000
-_WORKER_SECONDS: Final = 30.0
-"""Seconds without any worker after which the user is told."""
-_LOOK_SECONDS: Final = 5.0
-_SILENT_SECONDS: Final = 90.0
-"""Seconds unheard after which a worker that elsewhere asks every 30 s does not count as there."""
-
-
-class Seen:
-    """What events have told. The same one may come twice, since a server that restarts tells them anew."""
-
-    def __init__(self) -> None:
-        self.running: set[str] = set()
-        """Attempts under way."""
-        self.lost: set[str] = set()
-        """Attempts that ended as `lost`."""
-        self.suspects: set[str] = set()
-        """Rollouts whose last attempt was lost, and which may have been the reason."""
-
-    def add(self, event: Event) -> None:
-        """Take an event."""
-        attempt = event.attempt_id or ""
-        if event.kind is EventKind.ATTEMPT_STARTED:
-            self.running.add(attempt)
-        elif event.kind is EventKind.ATTEMPT_ENDED:
-            self.running.discard(attempt)
-            if event.cause is Cause.LOST:
-                self.lost.add(attempt)
-                self.suspects.add(event.rollout_id)
-            elif event.cause is not Cause.CANCELLED:
-                self.suspects.discard(event.rollout_id)
-        elif event.kind is EventKind.ROLLOUT_ENDED:
-            self.suspects.discard(event.rollout_id)
 
 
 class ServedRun(Run):
@@ -116,13 +74,11 @@ class ServedRun(Run):
         self._client = client
         self._tasks = tuple(tasks)
         self._listener = listener
-        self._drain = drain
         self._known = {task.id: task for task in tasks}
         self._counts: dict[str, int] = {}
         self._strategies: set[str] = set()
         self._open: dict[str, tuple[Rollout, asyncio.Future[Trace]]] = {}
         self._taken: set[str] = set()
-        self._seen = Seen()
         self._grading: set[asyncio.Task[None]] = set()
         self._graders = asyncio.Semaphore(_GRADERS)
         self._watching: list[asyncio.Task[None]] = []
@@ -132,11 +88,11 @@ class ServedRun(Run):
         self._over = asyncio.Event()
         self._patience = Patience(patience, self._note)
         self._scoring = Scoring(client, self._patience, plugins, folder.path, reward)
-        self._engine: Engine | None = None
-        self._endpoints: tuple[Endpoint, ...] = ()
-        self._policy: ServedPolicy | None = None
+        self.attendance = Attendance(config.name, client, self._patience)
+        """Who works on it."""
+        self.publishing = Publishing(config, client, self._patience, drain)
+        """What answers its model calls."""
         self._logged = folder.logged_steps()
-        self._publishing = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
@@ -161,7 +117,8 @@ class ServedRun(Run):
 
     def expect_workers(self) -> None:
         """Say so while the server has no worker; for runs that leave the work to workers elsewhere."""
-        self._watching.append(asyncio.create_task(self._unless_it_fails(self._look_for_workers())))
+        looking = self.attendance.look(self._note, lambda: bool(self._open))
+        self._watching.append(asyncio.create_task(self._unless_it_fails(looking)))
 
     # Run -----------------------------------------------------------------------------------------------------
 
@@ -236,39 +193,8 @@ class ServedRun(Run):
         return self._failure
 
     async def publish(self, folder: Path, *, version: int) -> None:
-        """Serve the weights in `folder` as policy `version`: pause, drain, load, resume.
-
-        Raises:
-            CapabilityError: the run has no engine, or its engine cannot take weights while it serves.
-            EngineError: model calls did not end in time, or the weights do not fit; the old ones stay.
-        """
-        engine = self._engine
-        if engine is None:
-            raise CapabilityError("publish: the run has no engine; start it with `model=`")
-        require(
-            {Capability.WEIGHTS_IN_PLACE},
-            engine.gives,
-            by=f"publishing policy {version}",
-            of=f"engine `{engine.name}`",
-        )
-        ask, name = self._patience.ask, self.config.name
-        async with self._publishing:
-            try:
-                drain = await ask(lambda: self._client.pause(self._drain, run=name))
-                if not drain.drained:
-                    calls = (
-                        "1 model call runs"
-                        if drain.in_flight == 1
-                        else f"{drain.in_flight} model calls run"
-                    )
-                    raise EngineError(
-                        f"publish: {calls} still after {self._drain:g} s, so policy {version} was not loaded and the old"
-                        " one serves on; publish between rollouts, or let replies be shorter (`max_tokens`)"
-                    )
-                await engine.load_weights(folder)
-                await self._set_policy(version)
-            finally:
-                await ask(lambda: self._client.resume(run=name))
+        """Serve the weights in `folder` as policy `version`; see `Publishing.publish`."""
+        await self.publishing.publish(folder, version=version)
 
     async def log(self, metrics: Mapping[str, Json], *, step: int) -> None:
         """Append a line to `metrics.jsonl`, and tell plugins."""
@@ -298,115 +224,6 @@ class ServedRun(Run):
     def load(self) -> dict[str, Any] | None:
         """The state last saved; None at first."""
         return self._files.load_state()
-
-    # Setting up ----------------------------------------------------------------------------------------------
-
-    @property
-    def engine(self) -> Engine | None:
-        """What serves the policy; None where the run has none of its own."""
-        return self._engine
-
-    async def serve(self, engine: Engine, endpoints: tuple[Endpoint, ...], *, version: int) -> None:
-        """Have this run's train and val calls go to an engine that has started.
-
-        Raises:
-            WireError: the server cannot reach the engine.
-        """
-        self._engine, self._endpoints = engine, endpoints
-        async with self._publishing:
-            await self._set_policy(version)
-
-    async def withdraw(self) -> None:
-        """Let the server forget this run's policy, whose engine ends. What has not ended of the run waits there."""
-        try:
-            async with asyncio.timeout(_WITHDRAW_SECONDS):
-                await self._client.drop_policy(self.config.name)
-        except (LightningError, TimeoutError) as error:
-            log.warning(
-                "the server %s keeps the policy of run `%s`, whose engine ends: %s",
-                self._client.shown, self.config.name, error or "no answer in time",
-            )  # fmt: skip
-
-    async def _set_policy(self, version: int) -> None:
-        assert self._engine is not None
-        policy = ServedPolicy(
-            version=version,
-            endpoints=self._endpoints,
-            capabilities=self._engine.gives,
-            train=self.config.sampling,
-            val=self.config.validation,
-        )
-        await self._patience.ask(lambda: self._client.set_policy(policy, run=self.config.name))
-        self._policy = policy
-
-    async def _serve_again(self) -> None:
-        """Tell a server that was started again where this run's policy is: it keeps no address or key."""
-        async with self._publishing:
-            policy = self._policy
-            if policy is not None:
-                await self._patience.ask(
-                    lambda: self._client.set_policy(policy, run=self.config.name)
-                )
-
-    # Workers -------------------------------------------------------------------------------------------------
-
-    @property
-    def lost_attempts(self) -> int:
-        """How many attempts were seen to end as `lost`."""
-        return len(self._seen.lost)
-
-    @property
-    def suspects(self) -> int:
-        """How many rollouts lost their last attempt and have not ended, nor another attempt of theirs, since."""
-        return len(self._seen.suspects)
-
-    async def worker_holds(self, name: str) -> bool:
-        """Whether the server believes that a worker holds an attempt."""
-        running = await self._patience.ask(
-            partial(
-                self._client.rollouts,
-                run=self.config.name,
-                status=RolloutStatus.RUNNING,
-                limit=_PAGE,
-            )
-        )
-        for rollout in running:
-            trace = await self._patience.ask(partial(self._client.trace, rollout.id))
-            if trace.attempt.worker == name and trace.attempt.ended_at is None:
-                return True
-        return False
-
-    async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
-    ) -> WorkerEnd:
-        """Tell the server that a worker has ended, and was `seen` to at this `time.monotonic`; what became of the
-        attempts that it held."""
-        return await self._patience.ask(
-            lambda: self._client.worker_lost(
-                name, reason, exit_status, seconds_ago=time.monotonic() - seen
-            )
-        )
-
-    async def _look_for_workers(self) -> None:
-        loop = asyncio.get_running_loop()
-        without_since, told = loop.time(), False
-        while True:
-            status = await self._patience.ask(self._client.status)
-            if any(silent < _SILENT_SECONDS for silent in status.workers.values()):
-                without_since = loop.time()
-                if told:
-                    self._note(None)
-            elif loop.time() - without_since > _WORKER_SECONDS and self._open:
-                text = f"no worker is at {self._client.shown}"
-                self._note(text)
-                if not told:
-                    told = True
-                    log.warning(
-                        "%s; start one with `lightning-core work AGENT --server %s`; waiting",
-                        text,
-                        self._client.shown,
-                    )
-            await asyncio.sleep(_LOOK_SECONDS)
 
     # Inside --------------------------------------------------------------------------------------------------
 
@@ -480,21 +297,21 @@ class ServedRun(Run):
                 if error.status != 410:
                     raise
                 # The server was started again, or so much happened that it forgot some.
-                self._seen.running.clear()
+                self.attendance.missed()
                 await self._resync()
                 after = 0
                 continue
             for event in events:
                 after = event.number
-                self._seen.add(event)
+                self.attendance.add(event)
                 if event.kind is EventKind.ROLLOUT_ENDED:
                     self._take(event.rollout_id)
                 elif event.kind is EventKind.POLICY_AWAITED:
                     self._watching.append(
-                        asyncio.create_task(self._unless_it_fails(self._serve_again()))
+                        asyncio.create_task(self._unless_it_fails(self.publishing.serve_again()))
                     )
             if events:
-                self.progress.running = len(self._seen.running)
+                self.progress.running = self.attendance.running
                 self._tell()
 
     async def _resync(self) -> None:
