@@ -118,7 +118,7 @@ async def test_an_engine_that_is_killed_ends_the_run_with_its_reason(tmp_path, f
             run.rollouts([RolloutRequest(task=TASKS[0], mode=Mode.TRAIN)])
         )
         await holding.wait()
-        os.kill(run._engine.pid, signal.SIGKILL)
+        os.kill(run.publishing.engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="engine `local` ended while it served"):
             await rollouts
 
