@@ -38,6 +38,7 @@ MEANING = {
     "prompt-vs-miprov2": "the same; DSPy 3.4.1's MIPROv2",
     "verl-bridge": "seconds of a step's rollouts less the agent's own time; verl's own agent loop",
     "adapter-autogen": "CPU ms of a model call, of a tool and all around it; the framework alone",
+    "adapter-langgraph": "CPU ms of a model call, of a tool and all around it; the framework alone",
     "adapter-openai-agents": "CPU ms of a model call, of a tool and all around it; the framework alone",
     "import-core": "CPU ms that `import lightning_core` adds to Python; `import aiohttp`",
     "plugins-imports-no-framework": "frameworks that `lightning-core plugins` imports",

@@ -9,8 +9,7 @@ from bench import adapters
 @pytest.mark.slow
 @pytest.mark.parametrize("name", adapters.NAMES)
 def test_the_bench_of_an_adapter_runs(monkeypatch, name):
-    monkeypatch.setattr(adapters, "ROUNDS", 2)
-    monkeypatch.setattr(adapters, "RUNS", 3)
+    monkeypatch.setattr(adapters, "TURNS", 6)
     (row,) = adapters.rows([name])
     assert row["name"] == name
     assert row["ours"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import threading
 
 import pytest
@@ -86,6 +87,31 @@ def test_a_span_whose_end_is_never_seen_is_known():
     with attempt(scope):
         start_span("node", "hangs")
     assert [(s.name, s.ended_at) for s in spans(scope)] == [("hangs", None)]
+
+
+def test_spans_have_ids_of_their_own():
+    scope = scope_of()
+    with attempt(scope):
+        ids = {opened.id for opened in (start_span("node", "n") for _ in range(1000)) if opened}
+    assert len(ids) == 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX")
+def test_the_spans_of_a_fork_have_ids_of_their_own():
+    reader, writer = os.pipe()
+    with attempt(scope_of()):
+        pid = os.fork()
+        opened = start_span("node", "n")
+        assert opened is not None
+        os.write(writer, opened.id.encode())
+        if pid == 0:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    told = os.read(reader, 100)
+    os.close(reader)
+    assert len(told) == 64
+    assert told[:32] != told[32:]
 
 
 def test_a_span_ends_once():

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.instrument import HttpSink, ListSink, Scope, attempt, span
+from lightning_core.instrument import HttpSink, ListSink, Scope, attempt, span, start_span
 from lightning_core.instrument.plain import TEXT_LIMIT, plain
 from lightning_core.trace import Span
 
@@ -133,6 +133,26 @@ anything = st.recursive(
 def test_plain_is_json_and_bounded(value, limit):
     assert len(json.dumps(plain(value, limit), ensure_ascii=False)) < 40 * (limit + 10)
     msgspec.json.decode(msgspec.json.encode(plain(value, limit)))
+
+
+@pytest.mark.parametrize("read", [ListSink.spans, ListSink.take])
+def test_an_open_span_is_bounded_json_too(read):
+    sink = ListSink()
+    with attempt(Scope(gateway="http://127.0.0.1:1", session="s", attempt="a", sink=sink)):
+        start_span("tool", "n" * 5000, {"value": Hostile()})
+    (got,) = read(sink)
+    assert len(got["name"]) < 1100
+    assert got["attributes"] == {"value": "<Hostile, whose repr raised RuntimeError>"}
+
+
+def test_a_span_tells_what_it_held_when_it_ended():
+    sink = ListSink()
+    said = ["before"]
+    with attempt(Scope(gateway="http://127.0.0.1:1", session="s", attempt="a", sink=sink)):
+        with span("tool", "n", {"said": said}):
+            said.append("within")
+        said.append("after")
+    assert sink.take()[0]["attributes"] == {"said": ["before", "within"]}
 
 
 def test_a_flood_of_spans_is_bounded_and_counted():

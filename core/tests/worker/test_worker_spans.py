@@ -33,7 +33,8 @@ async def test_a_sink_of_the_agents_own_mischief_is_dropped_and_said(server, wor
         scope = current()
         with span("node", "good"):
             pass
-        scope.sink._spans["bad"] = {"id": "bad", "name": object()}
+        bad = {"id": "bad", "name": object(), "ended_at": 1.0, "attributes": {"a": 1}}
+        scope.sink._spans["bad"] = bad
         return "done"
 
     await worker(agent)

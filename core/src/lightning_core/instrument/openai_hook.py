@@ -8,9 +8,8 @@ and the SDK does not notice: it changes what it sends when its `base_url` is not
 from __future__ import annotations
 
 import re
-import uuid
 from contextvars import ContextVar
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from urllib.parse import quote, urlencode
 
 from . import context
@@ -37,7 +36,7 @@ _call: ContextVar[str | None] = ContextVar("lightning_core_call", default=None)
 def _wrap_request(original: Any) -> Any:
     @wraps(original)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _call.set(uuid.uuid4().hex)
+        token = _call.set(context.new_id())
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -49,7 +48,7 @@ def _wrap_request(original: Any) -> Any:
 def _wrap_async_request(original: Any) -> Any:
     @wraps(original)
     async def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _call.set(uuid.uuid4().hex)
+        token = _call.set(context.new_id())
         try:
             return await original(self, *args, **kwargs)
         finally:
@@ -72,28 +71,37 @@ def _wrap_build_request(calls: re.Pattern[bytes], original: Any) -> Any:
 
 def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
     """Send an httpx or httpx2 request through the gateway of `scope`, with its labels. Changes the request."""
-    url = request.url
-    gateway = type(url)(scope.gateway)
-    path: bytes = url.raw_path
-    if (url.scheme, url.host, url.port) == (gateway.scheme, gateway.host, gateway.port):
-        # Routed by the environment already, or by a client that was built for an earlier attempt.
-        if path.startswith(b"/s/"):
-            path = b"/" + path[3:].partition(b"/")[2]
-    else:
-        target = str(url.copy_with(userinfo=b"", fragment=None))
-        request.headers["x-lightning-target"] = quote(target, safe=_PRINTABLE)
-    request.url = url.copy_with(
-        scheme=gateway.scheme, host=gateway.host, port=gateway.port, raw_path=path
-    )
-    request.headers["host"] = request.url.netloc.decode("ascii")
+    kind: Any = type(request.url)
+    request.url, host, target = _moved(kind, str(request.url), scope.gateway)
+    request.headers["host"] = host
+    if target is not None:
+        request.headers["x-lightning-target"] = target
     # Not in the path: HTTP clients log addresses.
     request.headers["x-lightning-session"] = scope.session
-    request.headers["x-lightning-call"] = _call.get() or uuid.uuid4().hex
+    request.headers["x-lightning-call"] = _call.get() or context.new_id()
     request.headers["x-lightning-retry"] = str(retry)
     labels = {"span": scope.span, "agent": scope.agent, "node": scope.node, **scope.labels}
     request.headers["x-lightning-labels"] = urlencode(
         {name: str(value)[:_MAX_LABEL] for name, value in labels.items() if value is not None}
     )
+
+
+@lru_cache(maxsize=256)  # A client asks one address again and again, and URLs are slow to make.
+def _moved(kind: Any, address: str, origin: str) -> tuple[Any, str, str | None]:
+    """A URL of an HTTP library's `kind` at the gateway; its `host` header, and where it led before if that was elsewhere."""
+    url, gateway = kind(address), kind(origin)
+    path: bytes = url.raw_path
+    target = None
+    if (url.scheme, url.host, url.port) == (gateway.scheme, gateway.host, gateway.port):
+        # Routed by the environment already, or by a client that was built for an earlier attempt.
+        if path.startswith(b"/s/"):
+            path = b"/" + path[3:].partition(b"/")[2]
+    else:
+        target = quote(str(url.copy_with(userinfo=b"", fragment=None)), safe=_PRINTABLE)
+    moved = url.copy_with(
+        scheme=gateway.scheme, host=gateway.host, port=gateway.port, raw_path=path
+    )
+    return moved, moved.netloc.decode("ascii"), target
 
 
 _patches = Patches(

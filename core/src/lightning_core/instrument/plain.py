@@ -46,7 +46,7 @@ def plain_span(span: Mapping[str, Any]) -> dict[str, Any]:
             safe[name] = None
         else:
             limit = TEXT_LIMIT if name == "error" else NAME_LIMIT
-            safe[name] = _text(value if isinstance(value, str) else _shown(value), _Room(limit))
+            safe[name] = _clipped(value if isinstance(value, str) else _shown(value), limit)
     return safe
 
 
@@ -117,8 +117,15 @@ def _key(key: Any, room: _Room) -> str:
 
 
 def _text(text: str, room: _Room) -> str:
-    kept = str.__str__(text)[: max(room.left, 0)]
-    room.left -= len(kept)
+    limit = max(room.left, 0)
+    room.left -= min(str.__len__(text), limit)
+    return _clipped(text, limit)
+
+
+def _clipped(text: str, limit: int) -> str:
+    if type(text) is str and text.isascii() and len(text) <= limit:
+        return text  # As nearly all are.
+    kept = str.__str__(text)[:limit]
     left_out = str.__len__(text) - len(kept)
     if not kept.isascii():
         kept = kept.encode("utf-8", "replace").decode()

@@ -38,7 +38,8 @@ class ListSink:
 
     def emit(self, span: dict[str, Any]) -> None:
         """Take one span, made bounded JSON; drops it where there are too many."""
-        span = plain_span(span)
+        if not _is_put_off(span):
+            span = plain_span(span)
         with self._lock:
             if span["id"] in self._spans or len(self._spans) < self._limit:
                 self._spans[span["id"]] = span
@@ -48,13 +49,24 @@ class ListSink:
     def spans(self) -> list[dict[str, Any]]:
         """The spans since the last `take`, which stay."""
         with self._lock:
-            return list(self._spans.values())
+            spans = list(self._spans.values())
+        return _finished(spans)
 
     def take(self) -> list[dict[str, Any]]:
         """The spans since the last `take`."""
         with self._lock:
             spans, self._spans = list(self._spans.values()), {}
-        return spans
+        return _finished(spans)
+
+
+def _is_put_off(span: dict[str, Any]) -> bool:
+    """Whether it is made JSON only when it is read: the end of an open one comes before, and without attributes nothing in
+    it can change."""
+    return span.get("ended_at") is None or not span.get("attributes")
+
+
+def _finished(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [plain_span(span) if _is_put_off(span) else span for span in spans]
 
 
 class HttpSink:

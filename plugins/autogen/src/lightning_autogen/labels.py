@@ -234,7 +234,7 @@ def _end(opened: OpenSpan, error: BaseException) -> None:
 
 
 class _Inside:
-    """Enters a span's scope, and the run of a team. A class, since it is entered for each item of a stream."""
+    """Enters a span's scope, and the run of a team, any number of times. A class, since a stream enters it for each item."""
 
     __slots__ = ("_entered", "_here", "_token")
 
@@ -266,10 +266,11 @@ async def _steps(
     """The items of `stream`, each step of which runs inside the span that `start` gives; it ends with the stream."""
     opened = start()
     team = opened if is_team else _place.get()[1]
+    inside = _NOTHING if opened is None else _Inside(opened, team)
     try:
         try:
             while True:
-                with _NOTHING if opened is None else _Inside(opened, team):
+                with inside:
                     try:
                         item = await anext(stream)
                     except StopAsyncIteration:
@@ -278,7 +279,7 @@ async def _steps(
                     each(item, opened)
                 yield item
         finally:
-            with _NOTHING if opened is None else _Inside(opened, team):
+            with inside:
                 await stream.aclose()
     except BaseException as error:
         if opened is not None:

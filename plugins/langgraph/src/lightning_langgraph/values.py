@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from functools import lru_cache
 from typing import Any
 
 from lightning_core.errors import AgentError
@@ -61,6 +62,7 @@ def _input_schema(agent: object) -> type | None:
     return schema if isinstance(schema, type) else None
 
 
+@lru_cache(maxsize=64)  # Agents are run again and again, and reading annotations takes long.
 def _fields(schema: type) -> dict[str, tuple[object, bool]]:
     """Each field's type, `Annotated` and `| None` taken off, and whether it must be given."""
     hints = typing.get_type_hints(schema, include_extras=True)
