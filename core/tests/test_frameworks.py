@@ -1,5 +1,7 @@
 """Which releases of its framework a plugin is for: others are left alone, with the command that mends it."""
 
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -85,3 +87,12 @@ def test_a_requirement_that_cannot_be_read_is_passed_over(distribution):
     distribution("lightning-fakes", "1.0", "fake agents ~ 3")
     assert frameworks.misfit(Fake()) is None
     assert frameworks.installed("fake agents ~ 3") == (None, False)
+
+
+def test_an_agent_that_only_labels_its_calls_does_not_pay_for_reading_versions():
+    code = (
+        "import sys, lightning_core.instrument\n"
+        "assert not {'packaging', 'importlib.metadata'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from contextlib import AbstractContextManager, nullcontext
-
-from packaging.requirements import InvalidRequirement, Requirement
 
 from lightning_core.adapter import Adapter
 
@@ -16,6 +13,8 @@ _told: set[str] = set()
 
 def requirements(distribution: str, extra: str = "instruments") -> tuple[str, ...]:
     """The requirements of a distribution's extra, such as `langgraph>=1,<2`; empty where there are none."""
+    import importlib.metadata  # noqa: PLC0415 - as long as all else that an instrumented program imports of ours
+
     try:
         lines = importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
@@ -30,6 +29,10 @@ def requirements(distribution: str, extra: str = "instruments") -> tuple[str, ..
 
 def installed(line: str) -> tuple[str | None, bool]:
     """The installed version of what a requirement asks for, and whether it fits; None where none is, or it cannot be read."""
+    import importlib.metadata  # noqa: PLC0415 - see above
+
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - see above
+
     try:
         requirement = Requirement(line)
         version = importlib.metadata.version(requirement.name)
