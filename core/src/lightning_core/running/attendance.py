@@ -16,7 +16,8 @@ from lightning_core.wire import Event, EventKind
 
 log = logging.getLogger("lightning_core.run")
 
-_PAGE: Final = 1000
+PAGE: Final = 1000
+"""Rollouts that are asked for at once."""
 _WORKER_SECONDS: Final = 30.0
 """Seconds without any worker after which the user is told."""
 _LOOK_SECONDS: Final = 5.0
@@ -63,7 +64,7 @@ class Attendance:
                 self._client.rollouts,
                 run=self._run,
                 status=RolloutStatus.RUNNING,
-                limit=_PAGE,
+                limit=PAGE,
             )
         )
         for rollout in running:

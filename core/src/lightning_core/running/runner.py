@@ -20,7 +20,7 @@ from lightning_core.grading import RewardFunction
 from lightning_core.plugins import Plugins
 from lightning_core.records import Json
 from lightning_core.rollout import Rollout
-from lightning_core.running.attendance import Attendance
+from lightning_core.running.attendance import PAGE, Attendance
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.running.progress import Progress, ProgressListener
 from lightning_core.running.publishing import DRAIN_SECONDS, Publishing
@@ -33,7 +33,6 @@ from lightning_core.wire import EventKind
 log = logging.getLogger("lightning_core.run")
 
 _GRADERS: Final = 8
-_PAGE: Final = 1000
 
 
 class ServedRun(Run):
@@ -319,14 +318,14 @@ class ServedRun(Run):
         after: str | None = None
         while True:
             page = await self._patience.ask(
-                partial(self._client.rollouts, run=self.config.name, after=after, limit=_PAGE)
+                partial(self._client.rollouts, run=self.config.name, after=after, limit=PAGE)
             )
             for rollout in page:
                 if rollout.status.ended:
                     self._take(rollout.id)
                     if self._again(rollout):
                         self._tell_again(rollout.id)
-            if len(page) < _PAGE:
+            if len(page) < PAGE:
                 return
             after = page[-1].id
 
