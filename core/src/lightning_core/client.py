@@ -203,16 +203,20 @@ class Client:
         """A token for workers, which never need an admin's."""
         return _as(str, await self._post("/tokens", {"scope": "worker"}), "token")
 
+    async def worker_gone(self, name: str) -> None:
+        """Have nothing more leased under the name of a worker that is known to have ended."""
+        await self._post(f"/workers/{_part(name)}/gone", {})
+
     async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None, *, seconds_ago: float = 0.0
+        self, name: str, reason: str, exit_status: int | None = None
     ) -> WorkerEnd:
         """End what a worker held that is known to have ended; nothing is leased under its name any more.
 
         Where it held one attempt alone, and `exit_status` (negative: a signal's number) says how its process ended by
-        itself, that attempt ends as `agent_error`; else as `lost`. What it took in the `seconds_ago` since its end was
-        seen ends as `cancelled`, which costs no attempt.
+        itself, that attempt ends as `agent_error`; else as `lost`. Of several workers that have ended, say so of each by
+        `worker_gone` first: one that outlives that would take what another held.
         """
-        body = {"reason": reason, "exit_status": exit_status, "seconds_ago": seconds_ago}
+        body = {"reason": reason, "exit_status": exit_status}
         answer = await self._post(f"/workers/{_part(name)}/lost", body)
         return WorkerEnd(_as(int, answer, "ended"), _as(int, answer, "lost"))
 

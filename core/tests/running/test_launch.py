@@ -6,7 +6,7 @@ import pytest
 
 from lightning_core.children import Child
 from lightning_core.client import WorkerEnd
-from lightning_core.errors import AgentError, UsageError
+from lightning_core.errors import AgentError, UsageError, WireError
 from lightning_core.running.checks import check_agent, check_resumable, tasks_digest
 from lightning_core.running.workforce import Workforce
 from lightning_core.runs import RunConfig
@@ -35,17 +35,23 @@ class Caller:
         self.reasons = []
         self.exit_statuses = set()
         self.held = list(held)
+        self.gone = []
 
     async def worker_holds(self, name):
         return bool(self.held)
 
-    async def worker_lost(self, name, reason, exit_status=None, *, seen):
+    async def worker_gone(self, name):
+        assert name not in self.gone
+        self.gone.append(name)
+
+    async def worker_lost(self, name, reason, exit_status=None):
         if "ended with status" not in reason:
             assert exit_status is None
             return WorkerEnd(0, 0)
         self.journal.put_nowait(name)
         self.reasons.append(reason)
         self.exit_statuses.add(exit_status)
+        assert name in self.gone
         held = self.held.pop(0) if self.held else 0
         return WorkerEnd(held, held)
 
@@ -98,6 +104,58 @@ async def test_after_a_death_all_workers_go_one_by_one_before_anything_is_given_
         assert await said(5) == [(0, 4), (1, 4), (1, 1), "a", (0, 1)]
         run.lost_attempts = 3
         assert set(await said(2)) == {(0, 4), (1, 4)}
+
+
+class CutOff:
+    """A worker of a cluster, which ends with all others."""
+
+    exit_status = None
+
+    def __init__(self, cut):
+        self.cut = cut
+
+    async def start(self):
+        return None
+
+    async def stop(self):
+        return None
+
+    async def died(self):
+        await self.cut.wait()
+        return WireError("worker: the cluster ended")
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+async def test_of_workers_cut_off_together_all_are_refused_leases_before_anything_is_given_back(
+    slow,
+):
+    """Else one that still lives for a moment takes what another held, and loses it once more."""
+    told, cuts, names = [], [asyncio.Event(), asyncio.Event()], ("a", "b", "c")
+    over = asyncio.Event()
+
+    class Run(Caller):
+        async def worker_holds(self, name):
+            return name == "a"
+
+        async def worker_gone(self, name):
+            if name == names[slow]:
+                await asyncio.sleep(0.2)
+            told.append(("gone", name))
+
+        async def worker_lost(self, name, reason, exit_status=None):
+            told.append(("lost", name))
+            if len(told) == 6:
+                over.set()
+            return WorkerEnd(1, 1)
+
+    def make(number, name, concurrency):
+        return CutOff(cuts[name.endswith(".2")])
+
+    async with Workforce(Run(), make, names, 1):
+        cuts[0].set()
+        await over.wait()
+    assert set(told[:3]) == {("gone", name) for name in names}
+    assert set(told[3:]) == {("lost", name) for name in names}
 
 
 def test_an_agent_that_is_there_passes_and_nothing_of_it_is_imported(tmp_path, monkeypatch):

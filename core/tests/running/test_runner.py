@@ -101,9 +101,7 @@ async def test_a_server_that_restarts_under_a_run_loses_nothing(tmp_path, plan):
             rollouts = asyncio.create_task(run.rollouts(requests()))
             await holding.wait()
             await server.close()
-            asking = asyncio.create_task(
-                run.attendance.worker_lost("nobody", "not there", seen=0.0)
-            )
+            asking = asyncio.create_task(run.attendance.worker_lost("nobody", "not there"))
             while "waiting for the server" not in notes:
                 await asyncio.sleep(0.02)
             server = Server(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -73,15 +72,16 @@ class Attendance:
                 return True
         return False
 
+    async def worker_gone(self, name: str) -> None:
+        """Have the server lease nothing more to a worker, which has ended."""
+        await self._patience.ask(partial(self._client.worker_gone, name))
+
     async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
+        self, name: str, reason: str, exit_status: int | None = None
     ) -> WorkerEnd:
-        """Tell the server that a worker has ended, and was `seen` to at this `time.monotonic`; what became of the
-        attempts that it held."""
+        """Have the server give back what a worker held that has ended; what became of its attempts."""
         return await self._patience.ask(
-            lambda: self._client.worker_lost(
-                name, reason, exit_status, seconds_ago=time.monotonic() - seen
-            )
+            partial(self._client.worker_lost, name, reason, exit_status)
         )
 
     def add(self, event: Event) -> None:

@@ -46,11 +46,13 @@ class Caller(Protocol):
     async def worker_holds(self, name: str) -> bool:
         """Whether the server believes that a worker holds an attempt."""
 
+    async def worker_gone(self, name: str) -> None:
+        """Tell the server to lease nothing more to a worker, which has ended."""
+
     async def worker_lost(
-        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
+        self, name: str, reason: str, exit_status: int | None = None
     ) -> WorkerEnd:
-        """Tell the server that a worker has ended, and was `seen` to at this `time.monotonic`; what became of the
-        attempts that it held."""
+        """Give back what a worker held that has ended; what became of its attempts."""
 
 
 class Workforce:
@@ -80,6 +82,7 @@ class Workforce:
         self._paces: dict[int, int] = {}
         self._starts: Counter[int] = Counter()
         self._workers: dict[int, WorkerHandle] = {}
+        self._refusing: set[asyncio.Task[None]] = set()
         self._keeping: list[asyncio.Task[LightningError]] = []
 
     async def __aenter__(self) -> Self:
@@ -147,10 +150,8 @@ class Workforce:
         while True:
             began = time.monotonic()
             problem = await self._end(number, pace)
-            # Of workers that end together each is seen at once, and told when its turn comes.
-            seen = time.monotonic()
             try:
-                held = await self._give_back(number, problem, seen)
+                held = await self._give_back(number, problem)
             except LightningError as error:
                 return error
             if held or time.monotonic() - began > _LIVED:
@@ -185,21 +186,22 @@ class Workforce:
             dying.cancel()
             await asyncio.gather(dying, return_exceptions=True)
 
-    async def _give_back(self, number: int, problem: WireError | None, seen: float) -> int:
+    async def _give_back(self, number: int, problem: WireError | None) -> int:
         """Give back what a worker held that has ended, once no other can take several of it; how many attempts."""
         name = self._name(number)
         if problem is None:
             reason = "did not end in order when the run ended it"
-            return (await self._tell(name, reason, seen=seen)).ended
+            return (await self._tell(name, reason)).ended
         reason = redacted(str(problem).partition(": ")[2])
         del self._paces[number]
+        await self._refuse(name)
         others = bool(self._paces) and await self._run.worker_holds(name)
         self._untold += others
         try:
             while others and any(pace > 1 for pace in self._paces.values()):
                 await asyncio.sleep(_LOOK / 5)
             status = self._workers[number].exit_status
-            end = await self._tell(name, f"{reason}; it ran this attempt then", status, seen=seen)
+            end = await self._tell(name, f"{reason}; it ran this attempt then", status)
         finally:
             self._untold -= others
         if end.ended and not end.lost:
@@ -213,10 +215,24 @@ class Workforce:
         )  # fmt: skip
         return end.ended
 
-    async def _tell(
-        self, name: str, reason: str, exit_status: int | None = None, *, seen: float
-    ) -> WorkerEnd:
-        end = await self._run.worker_lost(name, reason, exit_status, seen=seen)
+    async def _refuse(self, name: str) -> None:
+        """Have a worker that has ended refused leases, and all others that were seen to end meanwhile.
+
+        Of workers that are cut off together one may still be about when another's attempt is given back, and would take
+        it and lose it once more.
+        """
+        refusing = asyncio.create_task(self._run.worker_gone(name))
+        self._refusing.add(refusing)
+        refusing.add_done_callback(self._refusing.discard)
+        try:
+            while self._refusing:
+                await asyncio.wait(self._refusing)
+            await refusing
+        finally:
+            refusing.cancel()
+
+    async def _tell(self, name: str, reason: str, exit_status: int | None = None) -> WorkerEnd:
+        end = await self._run.worker_lost(name, reason, exit_status)
         self._lost += end.lost
         return end
 

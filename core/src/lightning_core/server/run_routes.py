@@ -51,6 +51,7 @@ class RunRoutes:
             ("PUT", "strategies", ""): (ADMIN, self._put_strategy),
             ("GET", "strategies", ""): (ADMIN, self._strategy),
             ("POST", "tokens", ""): (ADMIN, self._worker_token),
+            ("POST", "workers", "gone"): (ADMIN, self._refuse_worker),
             ("POST", "workers", "lost"): (ADMIN, self._lose_worker),
         }
 
@@ -72,13 +73,16 @@ class RunRoutes:
             )
         return {"token": self._signer.issue(Scope.WORKER)}
 
+    async def _refuse_worker(self, request: Request) -> object:
+        self._scheduler.refuse_worker(request.key)
+        return {}
+
     async def _lose_worker(self, request: Request) -> object:
         ended, lost = await whole(
             self._scheduler.lose_worker(
                 request.key,
                 request.field("reason", str),
                 request.optional("exit_status", int),
-                seconds_ago=request.optional("seconds_ago", float) or 0.0,
             )
         )
         return {"ended": ended, "lost": lost}

@@ -175,26 +175,25 @@ class Scheduler:
             raise WireError(f"rollout `{rollout_id}`: not known", 404)
         return rollout.status
 
+    def refuse_worker(self, worker: str) -> None:
+        """Lease nothing more to a worker, whose end the caller has seen. What it holds stays until `lose_worker`."""
+        self._leases.gone(worker)
+
     async def lose_worker(
-        self, worker: str, reason: str, exit_status: int | None = None, *, seconds_ago: float = 0.0
+        self, worker: str, reason: str, exit_status: int | None = None
     ) -> tuple[int, int]:
         """End all attempts that a worker holds, whose end the caller has seen; how many, and how many as `lost`.
 
-        What outlives that is refused leases. What such a one took between its end and this ends as `cancelled`.
+        What outlives that is refused leases.
 
         Args:
             worker: its name, which no other may have.
             reason: how it ended, for a person.
             exit_status: its process's; negative: a signal's number. None where it is not known, or where others than
                 the agent ended it.
-            seconds_ago: how long ago its end was seen. Those of a whole cluster are told one after the other.
         """
-        seen = time.time() - seconds_ago
         self._leases.gone(worker)
-        theirs = [held for held in self._leases.all() if held.attempt.worker == worker]
-        for late in [each for each in theirs if each.attempt.started_at > seen]:
-            await self._end_unreported(late, Cause.CANCELLED, f"worker `{worker}`: {reason}")
-        held = [each for each in theirs if each.attempt.started_at <= seen]
+        held = [held for held in self._leases.all() if held.attempt.worker == worker]
         if (
             len(held) == 1
             and exit_status is not None
