@@ -211,12 +211,9 @@ def test_a_source_can_say_more_than_the_context(monkeypatch):
             self.forgotten.append(attempt)
 
     source = Source()
-    context.add_source(source)
-    try:
+    with context.source(source):
         assert current() is other
         with contextlib.suppress(KeyError), attempt(scope_of("a1")):
             raise KeyError
-    finally:
-        context.remove_source(source)
     assert source.forgotten == ["a1"]
     assert current() is None

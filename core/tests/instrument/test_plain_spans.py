@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.instrument import HttpSink, ListSink, Scope, attempt, span, start_span
+from lightning_core.instrument import (
+    HttpSink,
+    ListSink,
+    OpenSpan,
+    Scope,
+    attempt,
+    end_span,
+    span,
+    start_span,
+)
 from lightning_core.instrument.plain import TEXT_LIMIT, plain
 from lightning_core.trace import Span
 
@@ -155,15 +164,38 @@ def test_a_span_tells_what_it_held_when_it_ended():
     assert sink.take()[0]["attributes"] == {"said": ["before", "within"]}
 
 
+def test_what_is_said_of_a_span_after_its_end_is_not_in_it():
+    sink = ListSink()
+    with attempt(Scope(gateway="http://127.0.0.1:1", session="s", attempt="a", sink=sink)):
+        opened = start_span("tool", "n", {"said": "within"})
+        end_span(opened)
+        opened.attributes["said"] = "after"
+        end_span(opened, error="after")
+    (got,) = sink.take()
+    assert (got["attributes"], got["error"]) == ({"said": "within"}, None)
+
+
+def test_an_open_span_that_was_taken_comes_again_once_it_has_ended():
+    sink = ListSink()
+    with attempt(Scope(gateway="http://127.0.0.1:1", session="s", attempt="a", sink=sink)):
+        opened = start_span("node", "n")
+        (before,) = sink.take()
+        end_span(opened, error="no")
+    (after,) = sink.take()
+    assert before["id"] == after["id"]
+    assert (before["ended_at"], before["error"]) == (None, None)
+    assert (after["ended_at"] >= before["started_at"], after["error"]) == (True, "no")
+
+
 def test_a_flood_of_spans_is_bounded_and_counted():
     sink = ListSink(limit=3)
     for number in range(5):
-        sink.emit({"id": str(number), "ended_at": None})
+        sink.emit(_span(str(number)))
     for id in ("0", "3", "4"):
-        sink.emit({"id": id, "ended_at": 1.0})
+        sink.emit(_span(id, ended_at=1.0))
     assert [(s["id"], s["ended_at"]) for s in sink.take()] == [("0", 1.0), ("1", None), ("2", None)]
     assert sink.dropped == 2
-    sink.emit({"id": "9"})
+    sink.emit(_span("9"))
     assert [s["id"] for s in sink.take()] == ["9"]
 
 
@@ -197,5 +229,8 @@ def test_a_span_that_json_cannot_hold_is_posted_too(server, capsys):
     assert capsys.readouterr().err == ""
 
 
-def _span(id, **more):
-    return {"id": id, "attempt_id": "a", "kind": "tool", "name": "n", "started_at": 1.0, **more}
+def _span(id, *, ended_at=None, attributes=None):
+    scope = Scope(gateway="http://g", session="s", attempt="a", sink=ListSink())
+    span = OpenSpan(id, scope, "tool", "n", None, 1.0, attributes or {})
+    span.ended_at = ended_at
+    return span

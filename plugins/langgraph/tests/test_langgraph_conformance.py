@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Annotated, Any, TypedDict
 
 import openai
 from langchain.agents import create_agent
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tracers import context as tracers
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 
 from lightning_core.instrument import context
 from lightning_core.testing.adapter import AdapterConformance
-from lightning_langgraph import LangGraphAdapter
+from lightning_langgraph import LangGraphAdapter, hooks
 
 
 class LangGraphConformance(AdapterConformance):
@@ -38,7 +38,8 @@ class LangGraphConformance(AdapterConformance):
             await concurrent.aclose()
 
     def touched(self):
-        return (list(tracers._configure_hooks), list(context._sources))
+        places = [vars(getattr(sys.modules[m], owner))[name] for m, owner, name, _ in hooks.PLACES]
+        return (places, list(context._sources))
 
 
 class State(TypedDict):

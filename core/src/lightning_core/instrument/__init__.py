@@ -15,7 +15,6 @@ from lightning_core.frameworks import instrumented
 from lightning_core.instrument import openai_hook, postimport, propagate
 from lightning_core.instrument.bootstrap import child_environment
 from lightning_core.instrument.context import (
-    OpenSpan,
     Scope,
     attempt,
     current,
@@ -26,6 +25,7 @@ from lightning_core.instrument.context import (
 )
 from lightning_core.instrument.patches import Patches
 from lightning_core.instrument.sinks import HttpSink, ListSink
+from lightning_core.instrument.spans import OpenSpan
 
 __all__ = [
     "HttpSink",

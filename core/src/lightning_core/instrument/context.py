@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from .sinks import HttpSink
+from .spans import OpenSpan
 from .variables import SESSION
 
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
@@ -31,12 +32,9 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class SpanSink(Protocol):
-        """Takes spans: dicts with the fields of `lightning_core.trace.Span`.
+        """Takes spans. One may come twice, first open and then ended."""
 
-        A span may come twice, first open (`ended_at` None) and then ended; the later one replaces the earlier.
-        """
-
-        def emit(self, span: dict[str, Any]) -> None:
+        def emit(self, span: OpenSpan) -> None:
             """Take one span. Must not block and must not raise."""
 
     class ScopeSource(Protocol):
@@ -80,42 +78,6 @@ class Scope:
     def base_url(self) -> str:
         """The session's OpenAI-compatible address; holds the token."""
         return f"{self.gateway}/s/{self.session}/v1"
-
-
-@dataclass(eq=False)
-class OpenSpan:
-    """A span that has been started. Fill `attributes` until it ends."""
-
-    id: str
-    """Its id."""
-    scope: Scope
-    """The scope inside it."""
-    kind: str
-    """`agent`, `node`, `tool` or `handoff`."""
-    name: str
-    """The agent's, node's or tool's name."""
-    parent: str | None
-    """Id of the span around it."""
-    started_at: float
-    """Unix time in seconds."""
-    attributes: dict[str, Any] = field(default_factory=dict)
-    """JSON values."""
-    ended: bool = False
-    """Whether it has ended."""
-
-    def as_dict(self, ended_at: float | None = None, error: str | None = None) -> dict[str, Any]:
-        """The span with the fields of `lightning_core.trace.Span`."""
-        return {
-            "id": self.id,
-            "attempt_id": self.scope.attempt,
-            "kind": self.kind,
-            "name": self.name,
-            "parent_id": self.parent,
-            "started_at": self.started_at,
-            "ended_at": ended_at,
-            "attributes": dict(self.attributes),
-            "error": error,
-        }
 
 
 _scope: ContextVar[Scope | None] = ContextVar("lightning_core_scope", default=None)
@@ -284,23 +246,24 @@ def start_span(
         node = name if kind == "node" else scope.node
     identifier = new_id()
     opened = OpenSpan(
-        id=identifier,
-        scope=_changed(scope, span=identifier, agent=agent, node=node),
-        kind=kind,
-        name=name,
-        parent=scope.span,
-        started_at=time.time() if started_at is None else started_at,
-        attributes=dict(attributes or {}),
+        identifier,
+        _changed(scope, span=identifier, agent=agent, node=node),
+        kind,
+        name,
+        scope.span,
+        time.time() if started_at is None else started_at,
+        dict(attributes) if attributes else {},
     )
-    scope.sink.emit(opened.as_dict())  # Known even where its end is never seen.
+    scope.sink.emit(opened)  # Known even where its end is never seen.
     return opened
 
 
 def end_span(opened: OpenSpan, *, error: str | None = None) -> None:
     """End a span and give it to its sink. A span that has ended already stays as it is."""
-    if not opened.ended:
-        opened.ended = True
-        opened.scope.sink.emit(opened.as_dict(time.time(), error))
+    if opened.ended_at is None:
+        opened.ended_at = time.time()
+        opened.error = error
+        opened.scope.sink.emit(opened)
 
 
 def new_id() -> str:
@@ -314,14 +277,14 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:4096] if text else type(error).__name__
 
 
-def add_source(source: ScopeSource) -> None:
-    """Ask `source` whenever the current scope is wanted."""
+@contextmanager
+def source(source: ScopeSource) -> Iterator[None]:
+    """Ask `source` whenever the current scope is wanted, while the context is open. May be nested."""
     _sources.append(source)
-
-
-def remove_source(source: ScopeSource) -> None:
-    """Ask `source` no more."""
-    _sources.remove(source)
+    try:
+        yield
+    finally:
+        _sources.remove(source)
 
 
 def _reset(token: Any) -> None:

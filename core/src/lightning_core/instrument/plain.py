@@ -30,24 +30,46 @@ def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
     Lone surrogates become `?`; what JSON does not know, NaN included, becomes its `repr`; what is left out is said in
     its place.
     """
+    if type(value) is str and len(value) + _BESIDES <= limit and value.isascii():
+        return value
     return _plain(value, _Room(limit))
 
 
-def plain_span(span: Mapping[str, Any]) -> dict[str, Any]:
-    """A span, given with the fields of `lightning_core.trace.Span`, as bounded JSON. Never raises."""
-    safe: dict[str, Any] = {}
-    for name, value in span.items():
-        if name == "attributes":
-            safe[name] = _attributes(value)
-        elif name in ("started_at", "ended_at"):
-            known = isinstance(value, _NUMBERS) and abs(value) < _LATEST
-            safe[name] = float(value) if known else None
-        elif value is None:
-            safe[name] = None
-        else:
-            limit = TEXT_LIMIT if name == "error" else NAME_LIMIT
-            safe[name] = _clipped(value if isinstance(value, str) else _shown(value), limit)
-    return safe
+def plain_name(name: Any) -> str:
+    """A name, or its `repr` where it is no string, cut to its limit. Never raises."""
+    if type(name) is str and len(name) <= NAME_LIMIT and name.isascii():
+        return name  # As nearly all are.
+    return _clipped(name if isinstance(name, str) else _shown(name), NAME_LIMIT)
+
+
+def plain_error(error: Any) -> str:
+    """An error's text, cut to its limit. Never raises."""
+    return _clipped(error if isinstance(error, str) else _shown(error), TEXT_LIMIT)
+
+
+def plain_time(seconds: Any) -> float | None:
+    """Unix time in seconds; None for what is none. Never raises."""
+    known = isinstance(seconds, _NUMBERS) and abs(seconds) < _LATEST
+    return float(seconds) if known else None
+
+
+def plain_attributes(given: Any) -> dict[str, Any]:
+    """A span's attributes as bounded JSON. Never raises."""
+    attributes: dict[str, Any] = {}
+    left = _SPAN_LIMIT
+    for name, value in given.items() if isinstance(given, Mapping) else [("value", given)]:
+        if left <= 0:
+            attributes["…"] = f"{len(given) - len(attributes)} attributes left out"
+            break
+        limit = min(left, TEXT_LIMIT)
+        if type(value) is str and len(value) + _BESIDES <= limit and value.isascii():
+            attributes[plain_name(name)] = value
+            left -= len(value) + _BESIDES
+            continue
+        room = _Room(limit)
+        attributes[plain_name(name)] = _plain(value, room)
+        left -= limit - room.left
+    return attributes
 
 
 class _Room:
@@ -59,20 +81,6 @@ class _Room:
         self.left = left
 
 
-def _attributes(given: Any) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    left = _SPAN_LIMIT
-    for name, value in given.items() if isinstance(given, Mapping) else [("value", given)]:
-        if left <= 0:
-            attributes["…"] = f"{len(given) - len(attributes)} attributes left out"
-            break
-        room = _Room(min(left, TEXT_LIMIT))
-        left -= room.left
-        attributes[_key(name, _Room(NAME_LIMIT))] = _plain(value, room)
-        left += room.left
-    return attributes
-
-
 def _plain(value: Any, room: _Room) -> Any:
     try:
         return _convert(value, room, 0)
@@ -82,22 +90,28 @@ def _plain(value: Any, room: _Room) -> Any:
 
 def _convert(value: Any, room: _Room, depth: int) -> Any:
     room.left -= _BESIDES
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, str):
         return _text(value, room)
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, int) and -(2**63) <= value < 2**64:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, _BYTES):
         return _text(repr(bytes(value[: max(room.left, 0)])), room)
-    if depth < _DEPTH and isinstance(value, Mapping):
+    if depth < _DEPTH and (type(value) is dict or isinstance(value, Mapping)):
         result: dict[str, Any] = {}
         for key, item in value.items():
             if room.left <= 0:
                 result["…"] = f"{len(value) - len(result)} more"
                 break
+            if type(key) is str and type(item) is str:
+                taken = len(key) + len(item) + _BESIDES
+                if taken <= room.left and key.isascii() and item.isascii():
+                    room.left -= taken
+                    result[key] = item
+                    continue
             name = _key(key, room)
             result[name] = _convert(item, room, depth + 1)
         return result
@@ -117,14 +131,15 @@ def _key(key: Any, room: _Room) -> str:
 
 
 def _text(text: str, room: _Room) -> str:
+    if type(text) is str and len(text) <= room.left and text.isascii():
+        room.left -= len(text)
+        return text
     limit = max(room.left, 0)
     room.left -= min(str.__len__(text), limit)
     return _clipped(text, limit)
 
 
 def _clipped(text: str, limit: int) -> str:
-    if type(text) is str and text.isascii() and len(text) <= limit:
-        return text  # As nearly all are.
     kept = str.__str__(text)[:limit]
     left_out = str.__len__(text) - len(kept)
     if not kept.isascii():

@@ -8,11 +8,11 @@ import os
 import sys
 import threading
 
-from .plain import plain_span
-
 TYPE_CHECKING = False  # `typing` costs the start of every child process; a checker knows the name.
 if TYPE_CHECKING:
     from typing import Any
+
+    from .spans import OpenSpan
 
 LIMIT = 10_000
 """Spans that a sink keeps."""
@@ -33,40 +33,34 @@ class ListSink:
         self.dropped = 0
         """How many spans were lost since there were too many: those whose end was dropped."""
         self._limit = limit
-        self._spans: dict[str, dict[str, Any]] = {}
+        self._spans: dict[str, OpenSpan | dict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def emit(self, span: dict[str, Any]) -> None:
-        """Take one span, made bounded JSON; drops it where there are too many."""
-        if not _is_put_off(span):
-            span = plain_span(span)
+    def emit(self, span: OpenSpan) -> None:
+        """Take one span; drops it where there are too many."""
+        # Made JSON only when it is read, but where its attributes may change after its end.
+        kept = span.as_json() if span.ended and span.attributes else span
         with self._lock:
-            if span["id"] in self._spans or len(self._spans) < self._limit:
-                self._spans[span["id"]] = span
-            elif span.get("ended_at") is not None:
+            if span.id in self._spans or len(self._spans) < self._limit:
+                self._spans[span.id] = kept
+            elif span.ended:
                 self.dropped += 1
 
     def spans(self) -> list[dict[str, Any]]:
         """The spans since the last `take`, which stay."""
         with self._lock:
             spans = list(self._spans.values())
-        return _finished(spans)
+        return [_as_json(span) for span in spans]
 
     def take(self) -> list[dict[str, Any]]:
         """The spans since the last `take`."""
         with self._lock:
-            spans, self._spans = list(self._spans.values()), {}
-        return _finished(spans)
+            spans, self._spans = self._spans, {}
+        return [_as_json(span) for span in spans.values()]
 
 
-def _is_put_off(span: dict[str, Any]) -> bool:
-    """Whether it is made JSON only when it is read: the end of an open one comes before, and without attributes nothing in
-    it can change."""
-    return span.get("ended_at") is None or not span.get("attributes")
-
-
-def _finished(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [plain_span(span) if _is_put_off(span) else span for span in spans]
+def _as_json(span: OpenSpan | dict[str, Any]) -> dict[str, Any]:
+    return span if isinstance(span, dict) else span.as_json()
 
 
 class HttpSink:
@@ -95,13 +89,13 @@ class HttpSink:
         self._finalized = False
         self._closed = False
 
-    def emit(self, span: dict[str, Any]) -> None:
+    def emit(self, span: OpenSpan) -> None:
         """Take one span, made bounded JSON; drops it where too many wait."""
-        span = plain_span(span)
+        made = span.as_json()
         with self._lock:
-            full = len(self._waiting) >= LIMIT and span["id"] not in self._waiting
+            full = len(self._waiting) >= LIMIT and span.id not in self._waiting
             if not full:
-                self._waiting[span["id"]] = span
+                self._waiting[span.id] = made
                 self._start()
         if full:
             self._say(f"more than {LIMIT} spans wait to be posted; the newest are dropped")

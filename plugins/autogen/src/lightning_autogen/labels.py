@@ -14,8 +14,8 @@ from functools import wraps
 from typing import Any
 
 from lightning_core.instrument import context
-from lightning_core.instrument.context import OpenSpan
 from lightning_core.instrument.plain import plain
+from lightning_core.instrument.spans import OpenSpan
 
 _MAX_VALUE = 16 * 1024
 _NOTHING = nullcontext()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from lightning_core.adapter import Adapter, AgentGraph, RolloutContext
+from lightning_core.instrument import context
 from lightning_core.task import Task
-
-_lock = threading.RLock()
-_users = 0
 
 
 class LangGraphAdapter(Adapter):
@@ -71,17 +68,8 @@ class LangGraphAdapter(Adapter):
 
 @contextmanager
 def _instrumented() -> Iterator[None]:
-    global _users
-    from lightning_langgraph import labels
+    from lightning_langgraph.hooks import PATCHES
+    from lightning_langgraph.labels import RUNS
 
-    with _lock:
-        _users += 1
-        if _users == 1:
-            labels.register()
-    try:
+    with PATCHES, context.source(RUNS):
         yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                labels.unregister()

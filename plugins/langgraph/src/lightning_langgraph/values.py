@@ -51,6 +51,11 @@ def default_output(value: object) -> object:
     if isinstance(value, dict):
         return {name: default_output(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
+        if value and all(isinstance(item, BaseMessage) for item in value):
+            try:  # All at once takes half as long.
+                return convert_to_openai_messages(value)
+            except ValueError:
+                pass  # One has no such form: it alone keeps its own.
         return [default_output(item) for item in value]
     return value
 

@@ -15,8 +15,9 @@ from functools import wraps
 from typing import Any
 
 from lightning_core.instrument import context
-from lightning_core.instrument.context import OpenSpan, Scope
+from lightning_core.instrument.context import Scope
 from lightning_core.instrument.plain import plain
+from lightning_core.instrument.spans import OpenSpan
 
 _MAX_VALUE = 16 * 1024
 _KINDS = {"agent": "agent", "function": "tool", "guardrail": "node", "handoff": "handoff"}

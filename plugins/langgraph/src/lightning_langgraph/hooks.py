@@ -1,0 +1,153 @@
+"""Puts wrappers where LangChain tells its callbacks of runs, and takes them away again.
+
+A callback handler would hear the same, and LangChain has a hook to add one. But once there is any handler, LangChain goes
+through the event loop for each event, which by itself takes 3 % of an agent's own time; and the handler would be seen in
+the configs of the user's code. Outside attempts the wrappers do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning_core.instrument import Patches
+from lightning_langgraph.labels import RUNS
+
+log = logging.getLogger(__name__)
+
+
+def _chain_began(manager: Any, run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    name = named.get("name") or _serialized_name(given, named)
+    RUNS.begin_chain(run.run_id, manager.parent_run_id, name, manager.tags, manager.metadata)
+
+
+def _tool_began(manager: Any, run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    arguments = named.get("inputs")
+    if arguments is None:
+        arguments = given[1] if len(given) > 1 else named.get("input_str")
+    RUNS.begin_tool(
+        run.run_id,
+        manager.parent_run_id,
+        named.get("name") or _serialized_name(given, named),
+        manager.metadata,
+        arguments=arguments,
+        call_id=named.get("tool_call_id"),
+    )
+
+
+def _model_began(manager: Any, runs: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    for run in runs:
+        RUNS.begin_model(run.run_id, manager.parent_run_id)
+
+
+def _ended(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    RUNS.end(run.run_id)
+
+
+def _failed(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    RUNS.end(run.run_id, error=given[0] if given else named.get("error"))
+
+
+def _tool_ended(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    RUNS.end_tool(run.run_id, given[0] if given else named.get("output"))
+
+
+def _model_ended(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    RUNS.end_model(run.run_id)
+
+
+def _serialized_name(given: tuple[Any, ...], named: Mapping[str, Any]) -> str | None:
+    serialized = given[0] if given else named.get("serialized")
+    if not serialized:
+        return None
+    identifier = serialized.get("id")
+    return serialized.get("name") or (identifier[-1] if identifier else None)
+
+
+def _start(began: Callable[..., None]) -> Callable[[Any], Any]:
+    """Around the method of a manager that starts a run."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def start(self: Any, *given: Any, **named: Any) -> Any:
+            run = original(self, *given, **named)
+            try:
+                began(self, run, given, named)
+            except Exception:
+                _missed()
+            return run
+
+        return start
+
+    return wrap
+
+
+def _async_start(began: Callable[..., None]) -> Callable[[Any], Any]:
+    """The same of an asynchronous manager, which is awaited where the run is at work."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        async def start(self: Any, *given: Any, **named: Any) -> Any:
+            run = await original(self, *given, **named)
+            try:
+                began(self, run, given, named)
+            except Exception:
+                _missed()
+            return run
+
+        return start
+
+    return wrap
+
+
+def _end(ended: Callable[..., None]) -> Callable[[Any], Any]:
+    """Around the method of a run that ends it, be it a coroutine function or not."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def end(self: Any, *given: Any, **named: Any) -> Any:
+            # Here and not where it is awaited: an asynchronous one may do that in another context.
+            try:
+                ended(self, given, named)
+            except Exception:
+                _missed()
+            return original(self, *given, **named)
+
+        return end
+
+    return wrap
+
+
+def _missed() -> None:
+    """The agent goes on, whatever becomes of its spans."""
+    log.warning("a run of LangChain cannot be recorded", exc_info=True)
+
+
+_STARTS: tuple[tuple[str, Callable[..., None]], ...] = (
+    ("on_chain_start", _chain_began),
+    ("on_tool_start", _tool_began),
+    ("on_chat_model_start", _model_began),
+    ("on_llm_start", _model_began),
+)
+_ENDS: tuple[tuple[str, str, Callable[..., None]], ...] = (
+    ("CallbackManagerForChainRun", "on_chain_end", _ended),
+    ("CallbackManagerForChainRun", "on_chain_error", _failed),
+    ("CallbackManagerForToolRun", "on_tool_end", _tool_ended),
+    ("CallbackManagerForToolRun", "on_tool_error", _failed),
+    ("CallbackManagerForLLMRun", "on_llm_end", _model_ended),
+    ("CallbackManagerForLLMRun", "on_llm_error", _model_ended),
+)
+_MANAGER = "langchain_core.callbacks.manager"
+
+PLACES: tuple[tuple[str, str | None, str, Callable[[Any], Any]], ...] = (
+    *((_MANAGER, "CallbackManager", name, _start(began)) for name, began in _STARTS),
+    *((_MANAGER, "AsyncCallbackManager", name, _async_start(began)) for name, began in _STARTS),
+    *((_MANAGER, owner, name, _end(ended)) for owner, name, ended in _ENDS),
+    *((_MANAGER, f"Async{owner}", name, _end(ended)) for owner, name, ended in _ENDS),
+)
+"""Module, class (None for the module itself), name, and what makes the wrapper of the original."""
+
+PATCHES = Patches("langgraph", PLACES)
+"""Labels while it is entered."""
