@@ -339,9 +339,9 @@ class Failing:
     stream: bytes
     shown: str
     """The text that the agent has by then."""
-    kind: str | None = None
-    """The type of the error; None where the stream is only cut."""
-    message: str = ""
+    kind: str = "api_error"
+    """The type of the error."""
+    message: str = "ended before its reply"
 
 
 _SOME = [chunk(delta) for delta in text("so ", "far")]

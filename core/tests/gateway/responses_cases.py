@@ -39,16 +39,16 @@ class Case:
     request: dict[str, Any] = field(default_factory=dict)
     """What the agent asks for beside its input."""
     status: str = "completed"
-    """Of the response in the end; `in_progress` where the stream is cut before that."""
+    """Of the response in the end."""
     error: str | None = None
-    """What the upstream says went wrong."""
+    """What went wrong."""
     in_order: bool = True
     """Whether what is streamed comes in the order of a whole reply: reasoning, text, calls."""
 
     @property
     def body(self) -> bytes | None:
         """The same as a whole reply; None where that cannot be."""
-        if self.error is not None or self.status == "in_progress":
+        if self.error is not None:
             return None
         choice = {
             "index": 0,
@@ -257,7 +257,8 @@ CASES: list[Case] = [
     Case("no event of chat completions", event({"choices": 3}) + DONE, status="failed",
          error="none of chat completions"),
     Case("nothing but an end", DONE, status="failed", error="without a choice"),
-    Case("cut between events", _BEGUN, _HI, status="in_progress"),
-    Case("cut within an event", _BEGUN + piece({"content": " lost"})[:-20], _HI, status="in_progress"),
-    Case("cut before its first event", b"", status="in_progress"),
+    Case("cut between events", _BEGUN, _HI, status="failed", error="ended before its reply"),
+    Case("cut within an event", _BEGUN + piece({"content": " lost"})[:-20], _HI, status="failed",
+         error="ended before its reply"),
+    Case("cut before its first event", b"", status="failed", error="ended before its reply"),
 ]  # fmt: skip

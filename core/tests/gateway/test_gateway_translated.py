@@ -412,7 +412,7 @@ async def test_a_last_event_without_its_blank_line_is_heard(train, model):
 
 
 @pytest.mark.parametrize("kind", ["responses", "messages"])
-async def test_a_stream_that_ends_early_has_no_end(train, model, kind, open_client):
+async def test_a_stream_that_is_cut_has_no_end(train, model, kind, open_client):
     model.enqueue(Cut(after_chunks=2, reply=Text("one two three")))
     kinds = []
     stream = await open_client(kind, train).create(**_body(kind), stream=True)
@@ -423,6 +423,25 @@ async def test_a_stream_that_ends_early_has_no_end(train, model, kind, open_clie
     assert not {"response.completed", "message_stop"} & set(kinds)
     call = await train.call()
     assert (call.complete, call.error.kind, call.text) == (False, CallErrorKind.CUT, "one ")
+
+
+@pytest.mark.parametrize("kind", ["responses", "messages"])
+async def test_of_a_stream_that_ends_early_the_agent_is_told(train, model, kind, open_client):
+    """The upstream ends it as if all were well; an SDK may take what came for the whole reply."""
+    said = event(chunk({"role": "assistant", "content": "one "}))
+    model.enqueue(Raw(said, content_type="text/event-stream"))
+    told = []
+    stream = await open_client(kind, train).create(**_body(kind), stream=True)
+    try:
+        async for each in stream:
+            told.append(each)
+        assert told[-1].type == "response.failed"
+        told.append(told[-1].response.error.message)
+    except anthropic.APIStatusError as error:
+        told.append(error.message)
+    assert "ended before its reply" in told[-1]
+    call = await train.call()
+    assert (call.complete, call.text) == (False, "one ")
 
 
 @pytest.mark.parametrize("kind", ["responses", "messages"])

@@ -120,7 +120,7 @@ async def test_the_sync_client_reads_the_same(server, name):
     assert {"content_block_start", "content_block_delta", "content_block_stop"} <= set(raw)
 
 
-@pytest.mark.parametrize("name", [name for name in FAILING if FAILING[name].kind])
+@pytest.mark.parametrize("name", FAILING)
 async def test_it_raises_on_an_error_in_mid_stream(server, name):
     case = FAILING[name]
     seen = []
@@ -135,19 +135,6 @@ async def test_it_raises_on_an_error_in_mid_stream(server, name):
             await read()
     assert raised.value.body["error"]["type"] == case.kind
     assert "".join(seen) == case.shown
-
-
-@pytest.mark.parametrize("name", [name for name in FAILING if FAILING[name].kind is None])
-async def test_it_sees_that_a_stream_was_cut(server, name):
-    async with (
-        anthropic.AsyncAnthropic(api_key="k", base_url=server, max_retries=0) as client,
-        client.messages.stream(**options(name)) as stream,
-    ):
-        kinds = [event.type async for event in stream]
-        message = await stream.get_final_message()
-    assert "message_stop" not in kinds
-    assert message.stop_reason is None
-    assert message.content[0].text == "so far"
 
 
 async def test_it_raises_what_a_status_means(server):

@@ -108,12 +108,9 @@ def test_a_stream_that_fails_has_no_end(name):
     assert "".join(shown) == case.shown
     assert not [e for e in found if e["type"] in ("message_delta", "message_stop")]
     errors = [e for e in found if e["type"] == "error"]
-    if case.kind is None:
-        assert not errors
-    else:
-        assert found[-1:] == errors
-        assert errors[0]["error"]["type"] == case.kind
-        assert case.message in errors[0]["error"]["message"]
+    assert found[-1:] == errors
+    assert errors[0]["error"]["type"] == case.kind
+    assert case.message in errors[0]["error"]["message"]
 
 
 def test_comments_pass():

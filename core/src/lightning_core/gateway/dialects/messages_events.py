@@ -22,6 +22,7 @@ from lightning_core.gateway.dialects.messages_blocks import (
     usage_of,
 )
 from lightning_core.gateway.dialects.sampled import message_of_error
+from lightning_core.gateway.dialects.translation import ENDED_EARLY
 from lightning_core.gateway.sse import StreamFilter, payloads
 
 _DONE = b"[DONE]"
@@ -152,8 +153,9 @@ class MessagesSieve:
     def close(self) -> bytes:
         """See `Sieve.close`. A reply that has said why it ends is whole without the stream's own end."""
         out = [self._translated(item, last=True) for item in payloads(self._events.close())]
-        if self._stop["stop_reason"] is not None and not self._ended:
-            out.append(self._finish())
+        if not self._ended:
+            said_why = self._stop["stop_reason"] is not None
+            out.append(self._finish() if said_why else self._fail(None, ENDED_EARLY))
         return b"".join(out)
 
     def _translated(self, data: bytes, *, last: bool = False) -> bytes:

@@ -26,6 +26,7 @@ from lightning_core.gateway.dialects.responses_reply import (
 )
 from lightning_core.gateway.dialects.responses_stream import EventWriter, FunctionItem, TextItem
 from lightning_core.gateway.dialects.sampled import message_of_error
+from lightning_core.gateway.dialects.translation import ENDED_EARLY
 from lightning_core.gateway.sse import StreamFilter, payloads
 
 _DONE = b"[DONE]"
@@ -92,6 +93,8 @@ class ResponsesSieve:
             self._take(data, cut=True)
         if self._finish_reason is not None:
             self._end()
+        elif not self._over:
+            self._fail(ENDED_EARLY)
         return self._out.drain()
 
     def _take(self, data: bytes, *, cut: bool = False) -> None:

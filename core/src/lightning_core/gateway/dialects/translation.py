@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 Message = dict[str, Any]
 """A message of chat completions."""
+
+
+ENDED_EARLY: Final = "the upstream's stream ended before its reply did"
+"""What an agent is told whose translated stream has no end."""
 
 
 class Sieve(Protocol):
@@ -40,8 +44,8 @@ class Translation(ABC):
 
     @abstractmethod
     def sieve(self) -> Sieve:
-        """Makes the agent's stream of events of a chat reply's. An upstream that ends early leaves it without its last
-        event, and one that fails within the stream makes it end in the format's own event of an error."""
+        """Makes the agent's stream of events of a chat reply's. An upstream that fails within the stream, or ends it early,
+        makes it end in the format's own event of an error: some SDKs take a stream without an end for a whole reply."""
 
     @abstractmethod
     def failure(self, status: int, body: bytes) -> bytes:
