@@ -32,6 +32,8 @@ class Outcome:
     """Rewards of the agent as it is, where that was run too."""
     found: Any = None
     """What the optimiser tells of it."""
+    failed: str | None = None
+    """Why it ended in nothing; None where it did not."""
 
 
 def optimize(

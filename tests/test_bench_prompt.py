@@ -93,6 +93,25 @@ def test_the_table_has_means_over_seeds_and_differences_to_ours_by_wording(monke
     ]
 
 
+def test_a_peer_that_failed_is_told_and_its_seed_counts_on_neither_side(monkeypatch):
+    methods = {"ours-expected": "ours", "gepa": "one", "mipro": "none"}
+    monkeypatch.setattr(prompt, "METHODS", {key: prompt.Method(it) for key, it in methods.items()})
+    kinds = {f"{wording}-{number}": wording for wording in "abcdefgh" for number in (1, 2)}
+    as_it_is = dict.fromkeys(kinds, 0.0)
+    ours = [Outcome(dict.fromkeys(kinds, value), 204, 9.0, as_it_is) for value in (0.4, 0.6)]
+    failed = Outcome({}, 0, 5.0, failed="no JSON")
+    one = [Outcome(dict.fromkeys(kinds, 0.25), 240, 7.0), failed]
+    told = StringIO()
+    console = Console(file=told, width=150)
+    found = {"ours-expected": ours, "gepa": one, "mipro": [failed, failed]}
+    console.print(prompt.table(found, kinds))
+    lines = [" ".join(line.split()) for line in told.getvalue().splitlines()[3:]]
+    assert lines == [
+        "one 0.250 0.25 to 0.25 0.25 failed +0.150 +0.15 to +0.15 240 0 6",
+        "none failed failed",
+    ]
+
+
 def test_a_row_against_nothing_has_no_ratio_and_still_holds_or_not():
     better = row("bench", 0.5, 0.0, goal=1.0, side="at least")
     assert (better["ratio"], better["holds"]) == (None, True)
