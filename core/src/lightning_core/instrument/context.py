@@ -190,7 +190,9 @@ def relabelled(
 def _changed(scope: Scope, **fields: Any) -> Scope:
     """`scope` with other values of `fields`: `dataclasses.replace`, which takes several times as long."""
     changed = object.__new__(type(scope))
-    vars(changed).update(vars(scope), **fields)
+    inside = vars(changed)
+    inside.update(vars(scope))
+    inside.update(fields)
     return changed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, quote_plus, urlencode
 
 from . import context
 from .patches import Patches
@@ -80,10 +80,17 @@ def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
     request.headers["x-lightning-session"] = scope.session
     request.headers["x-lightning-call"] = _call.get() or context.new_id()
     request.headers["x-lightning-retry"] = str(retry)
-    labels = {"span": scope.span, "agent": scope.agent, "node": scope.node, **scope.labels}
-    request.headers["x-lightning-labels"] = urlencode(
-        {name: str(value)[:_MAX_LABEL] for name, value in labels.items() if value is not None}
-    )
+    labels = {"agent": scope.agent, "node": scope.node, **scope.labels}
+    said = [_said(name, str(value)) for name, value in labels.items() if value is not None]
+    if scope.span is not None:
+        said.append(f"span={quote_plus(scope.span)}")
+    request.headers["x-lightning-labels"] = "&".join(said)
+
+
+@lru_cache(maxsize=1024)  # The same again and again, but for the span.
+def _said(name: str, value: str) -> str:
+    """A label as the header has it."""
+    return urlencode({name: value[:_MAX_LABEL]})
 
 
 @lru_cache(maxsize=256)  # A client asks one address again and again, and URLs are slow to make.

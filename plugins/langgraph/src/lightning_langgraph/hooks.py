@@ -9,61 +9,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lightning_core.instrument import Patches
 from lightning_langgraph.labels import RUNS
 
 log = logging.getLogger(__name__)
-
-
-def _chain_began(manager: Any, run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    name = named.get("name") or _serialized_name(given, named)
-    RUNS.begin_chain(run.run_id, manager.parent_run_id, name, manager.tags, manager.metadata)
-
-
-def _tool_began(manager: Any, run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    arguments = named.get("inputs")
-    if arguments is None:
-        arguments = given[1] if len(given) > 1 else named.get("input_str")
-    RUNS.begin_tool(
-        run.run_id,
-        manager.parent_run_id,
-        named.get("name") or _serialized_name(given, named),
-        manager.metadata,
-        arguments=arguments,
-        call_id=named.get("tool_call_id"),
-    )
-
-
-def _model_began(manager: Any, runs: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    for run in runs:
-        RUNS.begin_model(run.run_id, manager.parent_run_id)
-
-
-def _ended(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    RUNS.end(run.run_id)
-
-
-def _failed(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    RUNS.end(run.run_id, error=given[0] if given else named.get("error"))
-
-
-def _tool_ended(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    RUNS.end_tool(run.run_id, given[0] if given else named.get("output"))
-
-
-def _model_ended(run: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    RUNS.end_model(run.run_id)
-
-
-def _serialized_name(given: tuple[Any, ...], named: Mapping[str, Any]) -> str | None:
-    serialized = given[0] if given else named.get("serialized")
-    if not serialized:
-        return None
-    identifier = serialized.get("id")
-    return serialized.get("name") or (identifier[-1] if identifier else None)
 
 
 def _start(began: Callable[..., None]) -> Callable[[Any], Any]:
@@ -126,18 +78,18 @@ def _missed() -> None:
 
 
 _STARTS: tuple[tuple[str, Callable[..., None]], ...] = (
-    ("on_chain_start", _chain_began),
-    ("on_tool_start", _tool_began),
-    ("on_chat_model_start", _model_began),
-    ("on_llm_start", _model_began),
+    ("on_chain_start", RUNS.chain_began),
+    ("on_tool_start", RUNS.tool_began),
+    ("on_chat_model_start", RUNS.model_began),
+    ("on_llm_start", RUNS.model_began),
 )
 _ENDS: tuple[tuple[str, str, Callable[..., None]], ...] = (
-    ("CallbackManagerForChainRun", "on_chain_end", _ended),
-    ("CallbackManagerForChainRun", "on_chain_error", _failed),
-    ("CallbackManagerForToolRun", "on_tool_end", _tool_ended),
-    ("CallbackManagerForToolRun", "on_tool_error", _failed),
-    ("CallbackManagerForLLMRun", "on_llm_end", _model_ended),
-    ("CallbackManagerForLLMRun", "on_llm_error", _model_ended),
+    ("CallbackManagerForChainRun", "on_chain_end", RUNS.ended),
+    ("CallbackManagerForChainRun", "on_chain_error", RUNS.failed),
+    ("CallbackManagerForToolRun", "on_tool_end", RUNS.tool_ended),
+    ("CallbackManagerForToolRun", "on_tool_error", RUNS.failed),
+    ("CallbackManagerForLLMRun", "on_llm_end", RUNS.model_ended),
+    ("CallbackManagerForLLMRun", "on_llm_error", RUNS.model_ended),
 )
 _MANAGER = "langchain_core.callbacks.manager"
 

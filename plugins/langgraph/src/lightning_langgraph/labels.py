@@ -17,6 +17,9 @@ from lightning_core.instrument.context import Scope
 from lightning_core.instrument.plain import plain
 from lightning_core.instrument.spans import OpenSpan
 
+Given = tuple[Any, ...]
+Named = Mapping[str, Any]
+
 _MAX_VALUE = 16 * 1024
 
 
@@ -107,21 +110,15 @@ class Runs:
             if model_run.parent.scope.attempt == attempt:
                 self._model_runs.pop(run_id, None)
 
-    # Chains: agents and nodes --------------------------------------------------------------------------------
+    # LangChain's events, as its managers and runs are asked to tell of them: `given` and `named` are the arguments.
 
-    def begin_chain(
-        self,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        name: str | None,
-        tags: Sequence[str],
-        metadata: Mapping[str, Any],
-    ) -> None:
+    def chain_began(self, manager: Any, chain: Any, given: Given, named: Named) -> None:
         """Open a span where the chain is a node or the outermost; a graph gets its own with its first node."""
-        run = self._begin(run_id, parent_run_id, name or "Runnable", metadata)
+        run = self._begin(manager, chain.run_id, _name(given, named) or "Runnable")
         if run is None:
             return
-        if _is_node(run, tags, metadata):
+        metadata: Mapping[str, Any] = manager.metadata
+        if _is_node(run, manager.tags, metadata):
             parent = run.parent
             if parent is not None and parent.span is None:
                 with self._opening:  # Nodes may start side by side.
@@ -135,74 +132,63 @@ class Runs:
         elif run.parent is None:
             run.open("agent", _agent_name(run))
 
-    def end(
-        self,
-        run_id: UUID,
-        *,
-        error: BaseException | None = None,
-        attributes: Mapping[str, Any] | None = None,
-    ) -> None:
-        """End a chain's or a tool's span."""
-        run = self._runs.pop(run_id, None)
-        if run is None or run.span is None:
-            return
-        if attributes is not None:
-            run.span.attributes.update(attributes)
-        failed = error is not None and not _is_control_flow(error)
-        context.end_span(
-            run.span, error=context.describe_error(error) if failed and error else None
-        )
+    def ended(self, chain: Any, given: Given, named: Named) -> None:
+        """End a chain's span."""
+        run = self._runs.pop(chain.run_id, None)
+        if run is not None and run.span is not None:
+            context.end_span(run.span)
 
-    # Tools -----------------------------------------------------------------------------------------------------
+    def failed(self, broken: Any, given: Given, named: Named) -> None:
+        """End a chain's or a tool's span with the error."""
+        run = self._runs.pop(broken.run_id, None)
+        if run is not None and run.span is not None:
+            error: BaseException = given[0] if given else named["error"]
+            flow = _is_control_flow(error)
+            context.end_span(run.span, error=None if flow else context.describe_error(error))
 
-    def begin_tool(
-        self,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        name: str | None,
-        metadata: Mapping[str, Any],
-        *,
-        arguments: object,
-        call_id: object,
-    ) -> None:
+    def tool_began(self, manager: Any, tool: Any, given: Given, named: Named) -> None:
         """Open the tool's span."""
-        run = self._begin(run_id, parent_run_id, name or "tool", metadata)
+        run = self._begin(manager, tool.run_id, _name(given, named) or "tool")
         if run is None:
             return
+        arguments = named.get("inputs")
+        if arguments is None:
+            arguments = given[1] if len(given) > 1 else named.get("input_str")
         attributes = {
             "gen_ai.tool.name": run.name,
             "gen_ai.tool.call.arguments": plain(arguments, _MAX_VALUE),
         }
-        if call_id:
-            attributes["gen_ai.tool.call.id"] = str(call_id)
+        if named.get("tool_call_id"):
+            attributes["gen_ai.tool.call.id"] = str(named["tool_call_id"])
         run.open("tool", run.name, attributes)
 
-    def end_tool(self, run_id: UUID, output: object) -> None:
+    def tool_ended(self, tool: Any, given: Given, named: Named) -> None:
         """End the tool's span with what it gave."""
-        if run_id not in self._runs:
+        run = self._runs.pop(tool.run_id, None)
+        if run is None or run.span is None:
             return
-        attributes = {
-            "gen_ai.tool.call.result": plain(getattr(output, "content", output), _MAX_VALUE)
-        }
+        output = given[0] if given else named["output"]
+        attributes = run.span.attributes
+        result = plain(getattr(output, "content", output), _MAX_VALUE)
+        attributes["gen_ai.tool.call.result"] = result
         call_id = getattr(output, "tool_call_id", None)
         if call_id:  # The oldest releases do not say it at the start.
             attributes["gen_ai.tool.call.id"] = str(call_id)
-        self.end(run_id, attributes=attributes)
+        context.end_span(run.span)
 
-    # Model calls -----------------------------------------------------------------------------------------------
-
-    def begin_model(self, run_id: UUID, parent_run_id: UUID | None) -> None:
+    def model_began(self, manager: Any, models: Any, given: Given, named: Named) -> None:
         """Tell whose the requests are that follow in this context."""
-        parent = self._parent(parent_run_id)
+        parent = self._parent(manager.parent_run_id)
         if parent is None:
             return
-        model_run = _ModelRun(parent, _run_around())
-        model_run.token = _model_run.set(model_run)
-        self._model_runs[run_id] = model_run
+        for model in models:
+            model_run = _ModelRun(parent, _run_around())
+            model_run.token = _model_run.set(model_run)
+            self._model_runs[model.run_id] = model_run
 
-    def end_model(self, run_id: UUID) -> None:
+    def model_ended(self, model: Any, given: Given, named: Named) -> None:
         """What follows is no longer the model run's."""
-        model_run = self._model_runs.pop(run_id, None)
+        model_run = self._model_runs.pop(model.run_id, None)
         if model_run is None:
             return
         model_run.open = False
@@ -214,15 +200,13 @@ class Runs:
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _begin(
-        self, run_id: UUID, parent_run_id: UUID | None, name: str, metadata: Mapping[str, Any]
-    ) -> _Run | None:
+    def _begin(self, manager: Any, run_id: UUID, name: str) -> _Run | None:
         base = context.base()
-        parent = self._parent(parent_run_id)
+        parent = self._parent(manager.parent_run_id)
         outer = context.current() if parent is None else parent.inside(base)
         if outer is None:
             return None
-        run = self._runs[run_id] = _Run(parent, base, outer, name, metadata)
+        run = self._runs[run_id] = _Run(parent, base, outer, name, manager.metadata)
         return run
 
     def _parent(self, parent_run_id: UUID | None) -> _Run | None:
@@ -257,6 +241,17 @@ def _agent_name(run: _Run) -> str:
     """`create_agent`'s name where this run brought it in, else the run's own."""
     outer = run.parent.agent_name if run.parent is not None else None
     return run.agent_name if run.agent_name and run.agent_name != outer else run.name
+
+
+def _name(given: Given, named: Named) -> str | None:
+    """What a chain or tool is called."""
+    if name := named.get("name"):
+        return str(name)
+    serialized = given[0] if given else named.get("serialized")
+    if not serialized:
+        return None
+    identifier = serialized.get("id")
+    return serialized.get("name") or (identifier[-1] if identifier else None)
 
 
 def _is_control_flow(error: BaseException) -> bool:
