@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Annotated, Any, TypedDict
 
@@ -39,6 +40,11 @@ class State(TypedDict):
     messages: Annotated[list[AnyMessage], operator.add]
 
 
+def in_any_order(pieces: Iterable[Any]) -> list[Any]:
+    """Of tools that run at once they come in any order."""
+    return sorted(map(said, pieces), key=repr)
+
+
 async def _events(agent: Any, value: Any) -> list[Any]:
     found = [event async for event in agent.astream_events(value, version="v2")]
     # Of tools that run at once they come in any order.
@@ -47,7 +53,8 @@ async def _events(agent: Any, value: Any) -> list[Any]:
 
 async def _astream(agent: Any, value: Any) -> list[Any]:
     modes = ["messages", "updates", "values", "custom"]
-    return [each async for each in agent.astream(value, stream_mode=modes, subgraphs=True)]
+    pieces = agent.astream(value, stream_mode=modes, subgraphs=True)
+    return in_any_order([each async for each in pieces])
 
 
 async def _invoke(agent: Any, value: Any) -> Any:
@@ -55,7 +62,7 @@ async def _invoke(agent: Any, value: Any) -> Any:
 
 
 async def _stream(agent: Any, value: Any) -> list[Any]:
-    return list(agent.stream(value, stream_mode=["messages", "updates"]))
+    return in_any_order(agent.stream(value, stream_mode=["messages", "updates"]))
 
 
 async def _ainvoke(agent: Any, value: Any) -> Any:

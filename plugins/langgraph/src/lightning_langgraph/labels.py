@@ -125,9 +125,8 @@ class Runs:
                     if parent.span is None:
                         parent.open("agent", _agent_name(parent))
             if parent is not None:
-                run.scope = parent.inside(
-                    run.base
-                )  # Which another's node may have opened meanwhile.
+                # Again, since another node may have opened it meanwhile.
+                run.scope = parent.inside(run.base)
             run.open("node", str(metadata.get("langgraph_node") or run.name))
         elif run.parent is None:
             run.open("agent", _agent_name(run))
