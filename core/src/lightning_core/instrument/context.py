@@ -15,7 +15,6 @@ import threading
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 from .sinks import HttpSink
 from .spans import OpenSpan
@@ -47,32 +46,88 @@ if TYPE_CHECKING:
             """Drop what is kept for an attempt that has ended."""
 
 
-@dataclass(frozen=True, eq=False)
 class Scope:
-    """What the running code belongs to. Compared by identity."""
+    """What the running code belongs to. Not changed once it is made; compared by identity."""
 
-    gateway: str
-    """Origin of the gateway, `http://HOST:PORT`."""
-    session: str = field(repr=False)
-    """The session's token."""
-    attempt: str
-    """Id of the attempt."""
-    sink: SpanSink = field(repr=False)
-    """Where its spans go."""
-    span: str | None = None
-    """Id of the innermost span."""
-    agent: str | None = None
-    """Label: the agent that is at work."""
-    node: str | None = None
-    """Label: the graph node that is at work."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Any other labels."""
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    """For child processes: `module:Class` of an adapter by the module after whose import it is entered."""
-    set_key: bool = False
-    """For child processes: whether the variables in `KEYS` are replaced."""
-    strategy: str | None = None
-    """For child processes: the file with the attempt's strategy; None where they find it as this process did."""
+    # No dataclass: it would cost the start of every child process, and the copies that each span wants several times as
+    # long.
+    __slots__ = (
+        "adapters",
+        "agent",
+        "attempt",
+        "gateway",
+        "labels",
+        "node",
+        "session",
+        "set_key",
+        "sink",
+        "span",
+        "strategy",
+    )
+
+    def __init__(
+        self,
+        *,
+        gateway: str,
+        session: str,
+        attempt: str,
+        sink: SpanSink,
+        span: str | None = None,
+        agent: str | None = None,
+        node: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        adapters: Mapping[str, str] | None = None,
+        set_key: bool = False,
+        strategy: str | None = None,
+    ) -> None:
+        """
+        Args:
+            gateway: origin of the gateway, `http://HOST:PORT`.
+            session: the session's token.
+            attempt: id of the attempt.
+            sink: where its spans go.
+            span: id of the innermost span.
+            agent: label: the agent that is at work.
+            node: label: the graph node that is at work.
+            labels: any other labels.
+            adapters: for child processes: `module:Class` of an adapter by the module after whose import it is entered.
+            set_key: for child processes: whether the variables in `KEYS` are replaced.
+            strategy: for child processes: the file with the attempt's strategy; None where they find it as this process
+                did.
+        """
+        self.gateway = gateway
+        self.session = session
+        self.attempt = attempt
+        self.sink = sink
+        self.span = span
+        self.agent = agent
+        self.node = node
+        self.labels: Mapping[str, str] = labels or {}
+        self.adapters: Mapping[str, str] = adapters or {}
+        self.set_key = set_key
+        self.strategy = strategy
+
+    def inside(
+        self, span: str | None, agent: str | None, node: str | None, labels: Mapping[str, str]
+    ) -> Scope:
+        """The same attempt within a span, or under other labels."""
+        scope = _new(Scope)
+        scope.gateway = self.gateway
+        scope.session = self.session
+        scope.attempt = self.attempt
+        scope.sink = self.sink
+        scope.span = span
+        scope.agent = agent
+        scope.node = node
+        scope.labels = labels
+        scope.adapters = self.adapters
+        scope.set_key = self.set_key
+        scope.strategy = self.strategy
+        return scope
+
+    def __repr__(self) -> str:
+        # Without the token.
+        return f"Scope(attempt={self.attempt!r}, span={self.span!r}, agent={self.agent!r}, node={self.node!r})"
 
     @property
     def base_url(self) -> str:
@@ -86,6 +141,7 @@ _lock = threading.Lock()
 _process: tuple[str | None, Scope | None] = (None, None)
 _prefix = os.urandom(8).hex()
 _numbers = itertools.count()
+_new = object.__new__
 
 
 def current() -> Scope | None:
@@ -179,21 +235,12 @@ def relabelled(
     scope: Scope, *, agent: str | None = None, node: str | None = None, **labels: str
 ) -> Scope:
     """`scope` with the labels that are given."""
-    return _changed(
-        scope,
-        agent=scope.agent if agent is None else agent,
-        node=scope.node if node is None else node,
-        labels={**scope.labels, **labels},
+    return scope.inside(
+        scope.span,
+        scope.agent if agent is None else agent,
+        scope.node if node is None else node,
+        {**scope.labels, **labels} if labels else scope.labels,
     )
-
-
-def _changed(scope: Scope, **fields: Any) -> Scope:
-    """`scope` with other values of `fields`: `dataclasses.replace`, which takes several times as long."""
-    changed = object.__new__(type(scope))
-    inside = vars(changed)
-    inside.update(vars(scope))
-    inside.update(fields)
-    return changed
 
 
 @contextmanager
@@ -249,7 +296,7 @@ def start_span(
     identifier = new_id()
     opened = OpenSpan(
         identifier,
-        _changed(scope, span=identifier, agent=agent, node=node),
+        scope.inside(identifier, agent, node, scope.labels),
         kind,
         name,
         scope.span,
