@@ -303,6 +303,16 @@ def test_labels_and_the_span_travel_as_one_safe_header(hook, gateway):
     assert outside.headers["x-lightning-labels"] == ""
 
 
+def test_a_label_takes_so_much_room_and_no_more(hook, gateway):
+    with (
+        openai.OpenAI(api_key="k") as client,
+        attempt(scope_at(gateway)),
+        label(agent="é" * 10_000, step="x" * 512),
+    ):
+        chat(client)
+    assert labels_of(gateway.requests[0]) == {"agent": "é" * 512, "step": "x" * 512}
+
+
 def test_attempts_in_threads_stay_apart(hook, gateway):
     gateway.respond(lambda request: Text("ok"))
     barrier = threading.Barrier(8)

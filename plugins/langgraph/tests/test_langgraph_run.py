@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -145,6 +145,12 @@ async def test_messages_become_dicts_wherever_they_are():
     assert result["tool"] == {"role": "tool", "tool_call_id": "c1", "content": "r"}
     assert result["other"] == 1.5
     json.dumps(result)
+
+
+async def test_a_message_that_openai_does_not_know_keeps_its_own_form_and_the_others_theirs():
+    said = [HumanMessage("hi"), RemoveMessage(id="x"), AIMessage("ok")]
+    first, odd, last = await run(RunnableLambda(lambda _: said), "x")
+    assert (first["role"], odd["type"], last["role"]) == ("user", "remove", "assistant")
 
 
 async def test_input_and_output_can_be_said():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Annotated, Any, TypedDict
 
@@ -40,11 +39,6 @@ class State(TypedDict):
     messages: Annotated[list[AnyMessage], operator.add]
 
 
-def in_any_order(pieces: Iterable[Any]) -> list[Any]:
-    """Of tools that run at once they come in any order."""
-    return sorted(map(said, pieces), key=repr)
-
-
 async def _events(agent: Any, value: Any) -> list[Any]:
     found = [event async for event in agent.astream_events(value, version="v2")]
     # Of tools that run at once they come in any order.
@@ -53,8 +47,7 @@ async def _events(agent: Any, value: Any) -> list[Any]:
 
 async def _astream(agent: Any, value: Any) -> list[Any]:
     modes = ["messages", "updates", "values", "custom"]
-    pieces = agent.astream(value, stream_mode=modes, subgraphs=True)
-    return in_any_order([each async for each in pieces])
+    return [each async for each in agent.astream(value, stream_mode=modes, subgraphs=True)]
 
 
 async def _invoke(agent: Any, value: Any) -> Any:
@@ -62,7 +55,7 @@ async def _invoke(agent: Any, value: Any) -> Any:
 
 
 async def _stream(agent: Any, value: Any) -> list[Any]:
-    return in_any_order(agent.stream(value, stream_mode=["messages", "updates"]))
+    return list(agent.stream(value, stream_mode=["messages", "updates"]))
 
 
 async def _ainvoke(agent: Any, value: Any) -> Any:
@@ -159,8 +152,30 @@ async def outcome(server: Any, agent: Any, way: str, *, ours: bool) -> Any:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["agent", "graph"])
 async def test_what_is_asked_and_said_is_the_same(server, make, kind, way):
+    """The agent's tools run one after the other."""
+
+    def respond(got: Any) -> Any:
+        asked = [message["role"] for message in got.messages]
+        if asked[-1] not in ("user", "tool") or asked.count("tool") == len(CALLED.calls):
+            return Text("done")
+        return ToolCalls((CALLED.calls[asked.count("tool")],))
+
+    server.respond(respond)
     without, with_us = [await outcome(server, make[kind](), way, ours=o) for o in (False, True)]
-    assert len(without[0]) == (3 + (kind == "graph")) * (2 if way == "abatch" else 1)
+    assert len(without[0]) == (4 + (kind == "graph")) * (2 if way == "abatch" else 1)
+    assert with_us == without
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["agent", "graph"])
+async def test_what_is_asked_and_said_of_tools_at_once_is_the_same(server, make, kind, way):
+    ends = []
+    for ours in (False, True):
+        bodies, end = await outcome(server, make[kind](), way, ours=ours)
+        assert len(bodies) == (3 + (kind == "graph")) * (2 if way == "abatch" else 1)
+        # Streamed pieces of tools that run at once come in any order.
+        ends.append((bodies, sorted(end, key=repr) if "stream" in way else end))
+    without, with_us = ends
     assert with_us == without
 
 

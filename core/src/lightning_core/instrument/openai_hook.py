@@ -81,7 +81,9 @@ def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
     request.headers["x-lightning-call"] = _call.get() or context.new_id()
     request.headers["x-lightning-retry"] = str(retry)
     labels = {"agent": scope.agent, "node": scope.node, **scope.labels}
-    said = [_said(name, str(value)) for name, value in labels.items() if value is not None]
+    said = [
+        _said(name, str(value)[:_MAX_LABEL]) for name, value in labels.items() if value is not None
+    ]
     if scope.span is not None:
         said.append(f"span={quote_plus(scope.span)}")
     request.headers["x-lightning-labels"] = "&".join(said)
@@ -90,7 +92,7 @@ def reroute(request: Any, scope: context.Scope, *, retry: int) -> None:
 @lru_cache(maxsize=1024)  # The same again and again, but for the span.
 def _said(name: str, value: str) -> str:
     """A label as the header has it."""
-    return urlencode({name: value[:_MAX_LABEL]})
+    return urlencode({name: value})
 
 
 @lru_cache(maxsize=256)  # A client asks one address again and again, and URLs are slow to make.

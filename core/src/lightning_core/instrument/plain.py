@@ -30,15 +30,11 @@ def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
     Lone surrogates become `?`; what JSON does not know, NaN included, becomes its `repr`; what is left out is said in
     its place.
     """
-    if type(value) is str and len(value) + _BESIDES <= limit and value.isascii():
-        return value
     return _plain(value, _Room(limit))
 
 
 def plain_name(name: Any) -> str:
     """A name, or its `repr` where it is no string, cut to its limit. Never raises."""
-    if type(name) is str and len(name) <= NAME_LIMIT and name.isascii():
-        return name  # As nearly all are.
     return _clipped(name if isinstance(name, str) else _shown(name), NAME_LIMIT)
 
 
@@ -61,14 +57,10 @@ def plain_attributes(given: Any) -> dict[str, Any]:
         if left <= 0:
             attributes["…"] = f"{len(given) - len(attributes)} attributes left out"
             break
-        limit = min(left, TEXT_LIMIT)
-        if type(value) is str and len(value) + _BESIDES <= limit and value.isascii():
-            attributes[plain_name(name)] = value
-            left -= len(value) + _BESIDES
-            continue
-        room = _Room(limit)
+        room = _Room(min(left, TEXT_LIMIT))
+        left -= room.left
         attributes[plain_name(name)] = _plain(value, room)
-        left -= limit - room.left
+        left += room.left
     return attributes
 
 
@@ -90,28 +82,22 @@ def _plain(value: Any, room: _Room) -> Any:
 
 def _convert(value: Any, room: _Room, depth: int) -> Any:
     room.left -= _BESIDES
-    if isinstance(value, str):
-        return _text(value, room)
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _text(value, room)
     if isinstance(value, int) and -(2**63) <= value < 2**64:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, _BYTES):
         return _text(repr(bytes(value[: max(room.left, 0)])), room)
-    if depth < _DEPTH and (type(value) is dict or isinstance(value, Mapping)):
+    if depth < _DEPTH and isinstance(value, Mapping):
         result: dict[str, Any] = {}
         for key, item in value.items():
             if room.left <= 0:
                 result["…"] = f"{len(value) - len(result)} more"
                 break
-            if type(key) is str and type(item) is str:
-                taken = len(key) + len(item) + _BESIDES
-                if taken <= room.left and key.isascii() and item.isascii():
-                    room.left -= taken
-                    result[key] = item
-                    continue
             name = _key(key, room)
             result[name] = _convert(item, room, depth + 1)
         return result
@@ -131,15 +117,17 @@ def _key(key: Any, room: _Room) -> str:
 
 
 def _text(text: str, room: _Room) -> str:
-    if type(text) is str and len(text) <= room.left and text.isascii():
+    if type(text) is str and text.isascii() and len(text) <= room.left:
         room.left -= len(text)
-        return text
+        return text  # As nearly all are.
     limit = max(room.left, 0)
     room.left -= min(str.__len__(text), limit)
     return _clipped(text, limit)
 
 
 def _clipped(text: str, limit: int) -> str:
+    if type(text) is str and text.isascii() and len(text) <= limit:
+        return text
     kept = str.__str__(text)[:limit]
     left_out = str.__len__(text) - len(kept)
     if not kept.isascii():

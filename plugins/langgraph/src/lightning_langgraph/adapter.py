@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from lightning_core.adapter import Adapter, AgentGraph, RolloutContext
-from lightning_core.instrument import context
 from lightning_core.task import Task
 
 
@@ -68,6 +67,7 @@ class LangGraphAdapter(Adapter):
 
 @contextmanager
 def _instrumented() -> Iterator[None]:
+    from lightning_core.instrument import context
     from lightning_langgraph.hooks import PATCHES
     from lightning_langgraph.labels import RUNS
 

@@ -25,10 +25,7 @@ def _start(began: Callable[..., None]) -> Callable[[Any], Any]:
         @functools.wraps(original)
         def start(self: Any, *given: Any, **named: Any) -> Any:
             run = original(self, *given, **named)
-            try:
-                began(self, run, given, named)
-            except Exception:
-                _missed()
+            _tell(began, self, run, given, named)
             return run
 
         return start
@@ -43,10 +40,7 @@ def _async_start(began: Callable[..., None]) -> Callable[[Any], Any]:
         @functools.wraps(original)
         async def start(self: Any, *given: Any, **named: Any) -> Any:
             run = await original(self, *given, **named)
-            try:
-                began(self, run, given, named)
-            except Exception:
-                _missed()
+            _tell(began, self, run, given, named)
             return run
 
         return start
@@ -61,10 +55,7 @@ def _end(ended: Callable[..., None]) -> Callable[[Any], Any]:
         @functools.wraps(original)
         def end(self: Any, *given: Any, **named: Any) -> Any:
             # Here and not where it is awaited: an asynchronous one may do that in another context.
-            try:
-                ended(self, given, named)
-            except Exception:
-                _missed()
+            _tell(ended, self, given, named)
             return original(self, *given, **named)
 
         return end
@@ -72,9 +63,12 @@ def _end(ended: Callable[..., None]) -> Callable[[Any], Any]:
     return wrap
 
 
-def _missed() -> None:
-    """The agent goes on, whatever becomes of its spans."""
-    log.warning("a run of LangChain cannot be recorded", exc_info=True)
+def _tell(tell: Callable[..., None], *what: Any) -> None:
+    """Tell of an event; the agent goes on, whatever becomes of its spans."""
+    try:
+        tell(*what)
+    except Exception:
+        log.warning("a run of LangChain cannot be recorded", exc_info=True)
 
 
 _STARTS: tuple[tuple[str, Callable[..., None]], ...] = (

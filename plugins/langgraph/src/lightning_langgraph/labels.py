@@ -119,13 +119,10 @@ class Runs:
             return
         metadata: Mapping[str, Any] = manager.metadata
         if _is_node(run, manager.tags, metadata):
-            parent = run.parent
-            if parent is not None and parent.span is None:
+            if (parent := run.parent) is not None:
                 with self._opening:  # Nodes may start side by side.
                     if parent.span is None:
                         parent.open("agent", _agent_name(parent))
-            if parent is not None:
-                # Again, since another node may have opened it meanwhile.
                 run.scope = parent.inside(run.base)
             run.open("node", str(metadata.get("langgraph_node") or run.name))
         elif run.parent is None:
@@ -229,7 +226,7 @@ def _is_node(run: _Run, tags: Sequence[str], metadata: Mapping[str, Any]) -> boo
 
     All of these have the node's metadata; only a node has the tag, and only a task a new place below its parent's.
     """
-    for tag in tags:
+    for tag in tags:  # A generator for `any` would take as long as the span.
         if tag.startswith("graph:step:"):
             return True
     is_named = run.name == metadata.get("langgraph_node")
