@@ -51,9 +51,9 @@ def agent(question):
 
 
 def score(task, trace):
-    """The share of what was said that is small letters."""
+    """A number from 0 to 1 that two random texts hardly share: equal rewards tell a group nothing."""
     said = "".join(call.text for call in trace.calls)
-    return sum(letter.islower() for letter in said) / max(len(said), 1)
+    return sum(ord(letter) % 97 for letter in said) / (97 * max(len(said), 1))
 '''
 
 

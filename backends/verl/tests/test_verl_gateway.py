@@ -4,13 +4,14 @@ import asyncio
 import time
 
 import aiohttp
+import msgspec
 import pytest
 
 from lightning_core.client import Client
 from lightning_core.engine import Endpoint
 from lightning_core.gateway.limits import GatewayLimits
 from lightning_core.optimization import OptimizeConfig
-from lightning_core.rollout import Mode, Rollout
+from lightning_core.rollout import Mode, Rollout, RolloutStatus
 from lightning_core.sampling import SamplingPolicy
 from lightning_core.server import Server, ServerConfig
 from lightning_core.task import Task
@@ -120,4 +121,48 @@ async def test_a_server_that_was_started_again_is_told_of_the_policy_once_more(
         assert not held.done()
         await asyncio.to_thread(gateway.serve, policy(scripted_server, 4))
         assert await held == "hello"
+        await asyncio.to_thread(gateway.__exit__)
+
+
+async def test_at_the_end_what_has_not_ended_is_cancelled_and_no_call_goes_to_vllm_any_more(
+    server, scripted_server
+):
+    scripted_server.respond(lambda request: Text("hello"))
+    async with server() as running, Client(running.url, running.token(Scope.ADMIN)) as admin:
+        gateway = await asyncio.to_thread(Gateway(job_at(running)).__enter__)
+        await asyncio.to_thread(gateway.serve, policy(scripted_server, 3))
+        session = await lease(running)
+        await admin.put_tasks("run", [Task(id="t", input="x")])
+        some = [Rollout(id=f"run:{n}", task_id="t", run="run", mode=Mode.TRAIN) for n in "abc"]
+        await admin.enqueue(some)
+        await admin.put_tasks("other", [Task(id="t", input="x")])
+        await admin.enqueue([Rollout(id="other:a", task_id="t", run="other", mode=Mode.TRAIN)])
+        worker_token = await admin.worker_token()
+        async with Client(running.url, worker_token) as worker:
+            (leased,) = await worker.lease("worker", capacity=1, run="run", wait=10)
+            await asyncio.to_thread(gateway.end)
+            beat = await worker.heartbeat(leased.attempt.id, leased.attempt.fence)
+        assert beat.cancel
+        statuses = {each.id: each.status for each in await admin.rollouts(run="run")}
+        assert statuses.pop(leased.rollout.id) is RolloutStatus.RUNNING
+        assert [statuses[each.id] for each in some if each.id in statuses] == [
+            RolloutStatus.CANCELLED
+        ] * 2
+        (other,) = await admin.rollouts(run="other")
+        assert other.status is RolloutStatus.QUEUED
+        asked = len(scripted_server.requests)
+        call = asyncio.create_task(ask(session))
+        await asyncio.wait([call], timeout=0.3)
+        assert not call.done()
+        assert len(scripted_server.requests) == asked
+        call.cancel()
+        await asyncio.to_thread(gateway.__exit__)
+
+
+async def test_a_server_that_refuses_at_the_end_costs_no_training(server, scripted_server, caplog):
+    async with server() as running:
+        job = msgspec.structs.replace(job_at(running), token="not a token")
+        gateway = await asyncio.to_thread(Gateway(job).__enter__)
+        await asyncio.to_thread(gateway.end)
+        assert "the rollouts that the run needs no more: " in caplog.text
         await asyncio.to_thread(gateway.__exit__)

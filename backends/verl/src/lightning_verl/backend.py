@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -22,7 +22,8 @@ from lightning_core.learn.samplers import create_sampler
 from lightning_core.plugins import installed
 from lightning_core.recipe import Recipe
 from lightning_core.records import Json
-from lightning_core.rollout import Mode, RolloutStatus
+from lightning_core.rollout import Mode
+from lightning_core.running.patience import Patience
 from lightning_core.runs import Access, Artifact, Run, RunConfig
 from lightning_core.trace import Trace
 from lightning_verl import environment
@@ -39,7 +40,10 @@ from lightning_verl.recipe import recipe
 from lightning_verl.state import gone_back, newest_checkpoint, of_later, passed_validation, state_of
 from lightning_verl.steps import Steps
 from lightning_verl.stragglers import Stragglers
+from lightning_verl.unended import cancel_unended
 from lightning_verl.watch import Watch
+
+log = logging.getLogger("lightning_verl")
 
 _WITHDRAW_SECONDS: Final = 10.0
 
@@ -192,9 +196,12 @@ def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:
 async def _withdraw(access: Access, run: str, *, done: bool) -> None:
     """Let the server forget the run's policy, whose replicas have ended; and, where all steps are done, what was still to
     be run under it: else it is gone on with."""
-    with contextlib.suppress(LightningError, TimeoutError):
+    patience = Patience(_WITHDRAW_SECONDS, lambda text: log.info("%s", text) if text else None)
+    try:
         async with asyncio.timeout(_WITHDRAW_SECONDS), Client(access.url, access.token) as client:
-            for status in (RolloutStatus.QUEUED, RolloutStatus.RUNNING) if done else ():
-                for rollout in await client.rollouts(run=run, status=status):
-                    await client.cancel(rollout.id, "the training has ended")
+            if done:
+                # Most are cancelled by the trainer; an agent loop may have enqueued others since.
+                await cancel_unended(client, run, patience)
             await client.drop_policy(run)
+    except (LightningError, TimeoutError) as error:
+        log.warning("the run's policy could not be withdrawn: %s", error or "the server is slow")

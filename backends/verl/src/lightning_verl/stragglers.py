@@ -11,14 +11,14 @@ from typing import Final
 
 from lightning_core.client import Client
 from lightning_core.optimization import OptimizeConfig
-from lightning_core.rollout import Mode, RolloutStatus
+from lightning_core.rollout import Mode
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.trace import Trace
 from lightning_verl.steps import STEP
+from lightning_verl.unended import unended
 
 log = logging.getLogger("lightning_verl")
 
-_PAGE: Final = 1000
 _REASON: Final = "enough of the others had ended"
 
 
@@ -51,10 +51,7 @@ class Stragglers:
             step = await self._reached.get()
             late = [
                 rollout.id
-                for status in (RolloutStatus.QUEUED, RolloutStatus.RUNNING)
-                for rollout in await patience.ask(
-                    partial(client.rollouts, run=run, status=status, limit=_PAGE)
-                )
+                for rollout in await unended(client, run, patience)
                 if rollout.mode is not Mode.VAL and rollout.metadata.get(STEP) == step
             ]
             # Groups that replace others come later, and make the step larger.

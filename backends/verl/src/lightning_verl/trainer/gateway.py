@@ -9,16 +9,19 @@ from collections.abc import Coroutine
 from typing import Any, Final, Self, TypeVar
 
 from lightning_core.client import Client
-from lightning_core.errors import EngineError, WireError
+from lightning_core.errors import EngineError, LightningError, WireError
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.wire import EventKind, ServedPolicy
 from lightning_verl.job import Job
+from lightning_verl.unended import cancel_unended
 
 log = logging.getLogger("lightning_verl.trainer")
 T = TypeVar("T")
 
 DRAIN_SECONDS: Final = 120.0
 """Seconds that calls under way have to end before vLLM sleeps or takes weights."""
+END_SECONDS: Final = 30.0
+"""Seconds that calls of cancelled rollouts have to end before vLLM does; their workers hear of it by a heart-beat."""
 
 
 class Gateway:
@@ -68,6 +71,16 @@ class Gateway:
         self._check()
         self._do(self._hold(seconds))
 
+    def end(self, seconds: float = END_SECONDS) -> None:
+        """Let go of what the run has still under way, as its steps are done: cancel it, and hold model calls for good.
+
+        Before vLLM ends: else agents would meet one that is gone, and their rollouts count as failed.
+        """
+        try:
+            self._do(self._end(seconds))
+        except LightningError as error:
+            log.warning("the rollouts that the run needs no more: %s", error)
+
     def _check(self) -> None:
         if self._fault is not None:
             raise EngineError(
@@ -107,9 +120,13 @@ class Gateway:
             drain = await self._patience.ask(lambda: self._client.pause(seconds, run=self._job.run))
         if not drain.drained:
             log.warning(
-                "%d model calls run still after %g s; vLLM ends them as it sleeps; bound replies with `--max-tokens`",
+                "%d model calls run still after %g s; vLLM ends them; bound replies with `--max-tokens`",
                 drain.in_flight, seconds,
             )  # fmt: skip
+
+    async def _end(self, seconds: float) -> None:
+        await cancel_unended(self._client, self._job.run, self._patience)
+        await self._hold(seconds)
 
     async def _follow(self) -> None:
         after = 0

@@ -111,5 +111,6 @@ def _task_runner() -> Any:
             with Gateway(job) as gateway, Watchdog(died) as watchdog:
                 trainer.register(job, gateway, watchdog)
                 super().run(config)
+                gateway.end()
 
     return TaskRunner
