@@ -159,7 +159,9 @@ def _split(call: Call, encode: Callable[[Any], bytes]) -> SplitCall:
         key, messages, request, rest = _without_blocks(call.request, encode)
         if rest is not call.request:
             changes["request"] = rest
-    sent_key, sent, overrides = _taken_out(call.overrides, encode)
+    # A strategy changes few messages; the others are the request's own.
+    asked = call.request[key] if key is not None else ()
+    sent_key, sent, overrides = _taken_out(call.overrides, encode, known=(asked, messages))
     if sent_key is not None:
         changes["overrides"] = overrides
     prompt, tail = None, b""
@@ -203,12 +205,24 @@ def _without_blocks(
 
 
 def _taken_out(
-    fields: dict[str, Any], encode: Callable[[Any], bytes], names: tuple[str, ...] = _LISTS
+    fields: dict[str, Any],
+    encode: Callable[[Any], bytes],
+    names: tuple[str, ...] = _LISTS,
+    known: tuple[Sequence[Any], Sequence[Body]] = ((), ()),
 ) -> tuple[str | None, list[Body], dict[str, Any]]:
-    """The field that holds a conversation, its messages as blocks, and the fields without them."""
+    """The field that holds a conversation, its messages as blocks, and the fields without them.
+
+    Args:
+        fields: of a request.
+        encode: makes JSON.
+        names: of the fields that may hold one.
+        known: messages, and the block of each; where the very object comes again, it is not encoded again.
+    """
     for name in names:
         if _is_conversation(fields.get(name)):
-            return name, [body(encode(item)) for item in fields[name]], {**fields, name: None}
+            blocks = dict(zip(map(id, known[0]), known[1], strict=True))
+            said = [blocks.get(id(item)) or body(encode(item)) for item in fields[name]]
+            return name, said, {**fields, name: None}
     return None, [], fields
 
 

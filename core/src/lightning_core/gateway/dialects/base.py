@@ -27,7 +27,8 @@ class Rewritten(msgspec.Struct, frozen=True):
     with the request, and nobody changes it."""
 
     sent: Mapping[str, Any] = {}
-    """As they go upstream: the agent's bytes, but for what was replaced and what is around it."""
+    """As they go upstream: the agent's bytes, but for what was replaced, what is around it, and the spelling of texts in an
+    object that holds nothing else."""
     read: Mapping[str, Any] = {}
     """The same, decoded."""
 

@@ -51,11 +51,21 @@ def _edit(edits: Mapping[Any, Any], raws: Any, values: Any, sent: Any, read: Any
     for at, edit in edits.items():
         if isinstance(edit, dict):
             value = values[at]
-            sent[at] = inner = (_items if isinstance(value, list) else _fields).decode(raws[at])
+            sent[at] = inner = _opened(raws, at, value)
             read[at] = value.copy()
             _edit(edit, inner, value, inner, read[at])
         else:
             sent[at] = read[at] = edit
+
+
+def _opened(raws: Any, at: Any, value: Any) -> Any:
+    """The items of what is edited, as they go upstream: `value` is the same, decoded."""
+    if isinstance(value, list):
+        return _items.decode(raws[at])
+    # A text is the same however it is spelled, and to read a long one again costs as much as to match it. A number is not.
+    if {str}.issuperset(map(type, value.values())):
+        return value.copy()
+    return _fields.decode(raws[at])
 
 
 def content_edits(
