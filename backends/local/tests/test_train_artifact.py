@@ -171,12 +171,13 @@ def test_a_base_model_that_was_replaced_since_is_not_served_with_the_policy(
     content["training_config"]["base_model"] = str(base)
     torch.save(content, out / "policy.pt")
     shutil.copytree(folders["llama"], base)
-    for dtype in ("float32", "bfloat16", "float16"):
-        loaded = models.load(str(out), dtype=dtype)
-        assert loaded.model.dtype is getattr(torch, dtype)
-        close = {} if dtype == "float32" else {"atol": 0.1, "rtol": 0.1}
-        got = logits(loaded.model.float())
-        torch.testing.assert_close(got, logits(trainer.policy.network), **close)
+    want = logits(trainer.policy.network)
+    # As parts of the whole: by how much single logits are off in half precision depends on the processor's arithmetic.
+    assert (logits(models.load(str(base)).model) - want).norm() > 0.3 * want.norm()
+    for dtype, part in (("float32", 1e-5), ("bfloat16", 0.05), ("float16", 0.05)):
+        loaded = models.load(str(out), dtype=dtype).model
+        assert loaded.dtype is getattr(torch, dtype)
+        assert (logits(loaded.float()) - want).norm() < part * want.norm()
     shutil.rmtree(base)
     shutil.copytree(folders["other"], base)
     with pytest.raises(UsageError) as refused:
