@@ -196,7 +196,7 @@ def _environ(plan: Plan, python: Path, metrics: Path) -> dict[str, str]:
 async def _withdraw(access: Access, run: str, *, done: bool) -> None:
     """Let the server forget the run's policy, whose replicas have ended; and, where all steps are done, what was still to
     be run under it: else it is gone on with."""
-    patience = Patience(_WITHDRAW_SECONDS, lambda text: log.info("%s", text) if text else None)
+    patience = Patience.logged(log, _WITHDRAW_SECONDS)
     try:
         async with asyncio.timeout(_WITHDRAW_SECONDS), Client(access.url, access.token) as client:
             if done:

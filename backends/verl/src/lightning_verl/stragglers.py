@@ -12,7 +12,7 @@ from typing import Final
 from lightning_core.client import Client
 from lightning_core.optimization import OptimizeConfig
 from lightning_core.rollout import Mode
-from lightning_core.running.patience import PATIENCE, Patience
+from lightning_core.running.patience import Patience
 from lightning_core.trace import Trace
 from lightning_verl.steps import STEP
 from lightning_verl.unended import unended
@@ -46,7 +46,7 @@ class Stragglers:
         Raises:
             WireError: the server refused, or stayed away.
         """
-        patience = Patience(PATIENCE, lambda text: log.info("%s", text) if text else None)
+        patience = Patience.logged(log)
         while True:
             step = await self._reached.get()
             late = [

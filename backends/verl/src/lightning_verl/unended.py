@@ -7,9 +7,9 @@ from typing import Final
 
 from lightning_core.client import Client
 from lightning_core.rollout import Rollout, RolloutStatus
+from lightning_core.running.listing import listed
 from lightning_core.running.patience import Patience
 
-_PAGE: Final = 1000
 _REASON: Final = "the training has ended"
 
 
@@ -21,15 +21,8 @@ async def unended(client: Client, run: str, patience: Patience) -> list[Rollout]
     """
     found: dict[str, Rollout] = {}  # One may begin to run between two questions.
     for status in (RolloutStatus.QUEUED, RolloutStatus.RUNNING):
-        after: str | None = None
-        while True:
-            page = await patience.ask(
-                partial(client.rollouts, run=run, status=status, after=after, limit=_PAGE)
-            )
-            found |= {rollout.id: rollout for rollout in page}
-            if len(page) < _PAGE:
-                break
-            after = page[-1].id
+        async for rollout in listed(client, patience, run, status=status):
+            found[rollout.id] = rollout
     return list(found.values())
 
 

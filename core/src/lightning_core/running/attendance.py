@@ -10,13 +10,12 @@ from typing import Final
 
 from lightning_core.client import Client, WorkerEnd
 from lightning_core.rollout import Cause, RolloutStatus
+from lightning_core.running.listing import listed
 from lightning_core.running.patience import Patience
 from lightning_core.wire import Event, EventKind
 
 log = logging.getLogger("lightning_core.run")
 
-PAGE: Final = 1000
-"""Rollouts that are asked for at once."""
 _WORKER_SECONDS: Final = 30.0
 """Seconds without any worker after which the user is told."""
 _LOOK_SECONDS: Final = 5.0
@@ -58,15 +57,8 @@ class Attendance:
 
     async def worker_holds(self, name: str) -> bool:
         """Whether the server believes that a worker holds an attempt."""
-        running = await self._patience.ask(
-            partial(
-                self._client.rollouts,
-                run=self._run,
-                status=RolloutStatus.RUNNING,
-                limit=PAGE,
-            )
-        )
-        for rollout in running:
+        running = listed(self._client, self._patience, self._run, status=RolloutStatus.RUNNING)
+        async for rollout in running:
             trace = await self._patience.ask(partial(self._client.trace, rollout.id))
             if trace.attempt.worker == name and trace.attempt.ended_at is None:
                 return True

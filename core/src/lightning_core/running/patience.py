@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from lightning_core.errors import LightningError, WireError
 
@@ -30,6 +31,11 @@ class Patience:
         self._tell = tell
         self._waiting = 0
         self._over: asyncio.Future[LightningError] | None = None
+
+    @classmethod
+    def logged(cls, log: logging.Logger, seconds: float = PATIENCE) -> Self:
+        """One that tells a log what is waited for."""
+        return cls(seconds, lambda text: log.info("%s", text) if text else None)
 
     def end(self, error: LightningError) -> None:
         """Wait no more: the server will not come back. Whoever waits gets `error`."""

@@ -20,7 +20,8 @@ from lightning_core.grading import RewardFunction
 from lightning_core.plugins import Plugins
 from lightning_core.records import Json
 from lightning_core.rollout import Rollout
-from lightning_core.running.attendance import PAGE, Attendance
+from lightning_core.running.attendance import Attendance
+from lightning_core.running.listing import listed
 from lightning_core.running.patience import PATIENCE, Patience
 from lightning_core.running.progress import Progress, ProgressListener
 from lightning_core.running.publishing import DRAIN_SECONDS, Publishing
@@ -315,19 +316,11 @@ class ServedRun(Run):
 
     async def _resync(self) -> None:
         """Take what has ended already: known from before, or while events were missed."""
-        after: str | None = None
-        while True:
-            page = await self._patience.ask(
-                partial(self._client.rollouts, run=self.config.name, after=after, limit=PAGE)
-            )
-            for rollout in page:
-                if rollout.status.ended:
-                    self._take(rollout.id)
-                    if self._again(rollout):
-                        self._tell_again(rollout.id)
-            if len(page) < PAGE:
-                return
-            after = page[-1].id
+        async for rollout in listed(self._client, self._patience, self.config.name):
+            if rollout.status.ended:
+                self._take(rollout.id)
+                if self._again(rollout):
+                    self._tell_again(rollout.id)
 
     def _take(self, rollout_id: str) -> None:
         if rollout_id in self._taken:

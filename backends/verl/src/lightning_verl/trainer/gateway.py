@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from lightning_core.client import Client
 from lightning_core.errors import EngineError, LightningError, WireError
-from lightning_core.running.patience import PATIENCE, Patience
+from lightning_core.running.patience import Patience
 from lightning_core.wire import EventKind, ServedPolicy
 from lightning_verl.job import Job
 from lightning_verl.unended import cancel_unended
@@ -34,7 +34,7 @@ class Gateway:
         self._job = job
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="gateway")
-        self._patience = Patience(PATIENCE, lambda text: log.info("%s", text) if text else None)
+        self._patience = Patience.logged(log)
         self._client = Client(job.url, job.token)
         self._policy: ServedPolicy | None = None
         self._following: asyncio.Task[None] | None = None

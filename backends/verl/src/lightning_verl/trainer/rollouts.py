@@ -12,7 +12,7 @@ from lightning_core.client import Client
 from lightning_core.errors import WireError
 from lightning_core.reward import RewardScope
 from lightning_core.rollout import Rollout
-from lightning_core.running.patience import PATIENCE, Patience
+from lightning_core.running.patience import Patience
 from lightning_core.trace import Trace
 from lightning_core.wire import EventKind
 
@@ -35,7 +35,7 @@ class Rollouts:
         self._client = client
         self._run = run
         self._grading_timeout = grading_timeout
-        self._patience = Patience(PATIENCE, lambda text: log.info("%s", text) if text else None)
+        self._patience = Patience.logged(log)
         self._awaited: dict[str, _Awaited] = {}
         self._groups: dict[str, tuple[asyncio.Task[list[Trace]], int]] = {}
         self._following: asyncio.Task[None] | None = None
