@@ -174,7 +174,7 @@ def test_a_base_model_that_was_replaced_since_is_not_served_with_the_policy(
     want = logits(trainer.policy.network)
     # As parts of the whole: by how much single logits are off in half precision depends on the processor's arithmetic.
     assert (logits(models.load(str(base)).model) - want).norm() > 0.3 * want.norm()
-    for dtype, part in (("float32", 1e-5), ("bfloat16", 0.05), ("float16", 0.05)):
+    for dtype, part in (("float32", 1e-5), ("bfloat16", 0.05), ("float16", 0.01)):
         loaded = models.load(str(out), dtype=dtype).model
         assert loaded.dtype is getattr(torch, dtype)
         assert (logits(loaded.float()) - want).norm() < part * want.norm()
